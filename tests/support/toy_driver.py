@@ -36,6 +36,8 @@ class ToyDriver(DeviceDriver):
         self.go.set()
         self.held = threading.Event()
         """Set as soon as a call hangs."""
+        self.common: dict[str, str] = {}
+        """More variables for all of its devices together."""
         self.prepared: list[tuple[str, ...]] = []
         self.config: dict[str, tuple[dict[str, Any], ...]] = {}
         """What each device was configured with when it was last prepared."""
@@ -67,7 +69,8 @@ class ToyDriver(DeviceDriver):
             name: ContainerEdits(env={f"TOY_{name.upper().replace('-', '_')}": "1"}, device_nodes=self.nodes)
             for name in names
         }
-        return {**edits, "": ContainerEdits(env={f"TOY_{self.name.upper().replace('-', '_')}": ",".join(names)})}
+        common = {f"TOY_{self.name.upper().replace('-', '_')}": ",".join(names), **self.common}
+        return {**edits, "": ContainerEdits(env=common)}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Record the call."""

@@ -7,11 +7,19 @@ interface (NRI). Source: CDI spec 1.1.0, containerEdits.
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterable
+from typing import TypeVar
+
 from msgspec import Struct
 
 from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Refusal, refuse
 
-__all__ = ["ContainerEdits", "Cpuset", "DeviceNode", "Hook", "IntelRdt", "Mount", "NetDevice"]
+__all__ = ["ContainerEdits", "Cpuset", "DeviceNode", "Hook", "IntelRdt", "Mount", "NetDevice", "join_edits"]
+
+V = TypeVar("V")
 
 
 class DeviceNode(Struct, frozen=True, kw_only=True):
@@ -133,3 +141,49 @@ class ContainerEdits(Struct, frozen=True, kw_only=True):
             or special_nodes
             or any(mount.kind for mount in self.mounts)
         )
+
+
+def join_edits(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
+    """Join edits of one container. Equal edits appear once.
+
+    Contradicting ones are refused (`edits-conflict`), because kubelet and container runtimes would
+    keep one of the two without a message.
+
+    >>> join_edits([ContainerEdits(env={"A": "1"}), ContainerEdits(env={"B": "2"})]).env
+    {'A': '1', 'B': '2'}
+    """
+    parts = tuple(parts)
+    conflicts: list[str] = []
+    env = _united("variable", (item for part in parts for item in part.env.items()), conflicts)
+    annotations = _united("annotation", (item for part in parts for item in part.annotations.items()), conflicts)
+    nodes = _united("device node", ((node.path, node) for part in parts for node in part.device_nodes), conflicts)
+    mounts = _united("mount", ((mount.container_path, mount) for part in parts for mount in part.mounts), conflicts)
+    devices = ((device.name, device) for part in parts for device in part.net_devices)
+    interfaces = _united("network device", devices, conflicts)
+    rdts = [part.intel_rdt for part in parts if part.intel_rdt is not None]
+    if any(rdt != rdts[0] for rdt in rdts):
+        conflicts.append("cache and memory bandwidth")
+    if conflicts:
+        edits = tuple(sorted(set(conflicts)))
+        text = f"two devices of one container contradict each other in {', '.join(edits)}"
+        return refuse("edits-conflict", text, edits=edits)
+    cpusets = [part.cpuset for part in parts if part.cpuset is not None]
+    return ContainerEdits(
+        env=env,
+        annotations=annotations,
+        device_nodes=tuple(nodes.values()),
+        mounts=tuple(mounts.values()),
+        cpuset=functools.reduce(operator.or_, cpusets) if cpusets else None,
+        # A program runs once, however many devices name it in the same way.
+        hooks=tuple(dict.fromkeys(hook for part in parts for hook in part.hooks)),
+        additional_gids=tuple(dict.fromkeys(gid for part in parts for gid in part.additional_gids)),
+        net_devices=tuple(interfaces.values()),
+        intel_rdt=rdts[0] if rdts else None,
+    )
+
+
+def _united(what: str, items: Iterable[tuple[str, V]], conflicts: list[str]) -> dict[str, V]:
+    """Join edits by name. Names with two different edits are added to `conflicts`."""
+    united: dict[str, V] = {}
+    conflicts += [f"{what} {name}" for name, value in items if united.setdefault(name, value) != value]
+    return united

@@ -15,13 +15,13 @@ from support.toy_driver import ToyDriver
 from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs.device_hands import DeviceHands
-from topobus.devicekit.verbs.prepare import Preparer, merge_edits
+from topobus.devicekit.verbs.prepare import Preparer
 from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest, UnprepareRequest
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
 from topobus.values.device import Device
 from topobus.values.device_sharing import DeviceSharing
-from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.edits import DeviceNode
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.outcome import Refusal
 from topobus.values.request import Owner, OwnerKind
@@ -85,6 +85,16 @@ async def test_prepare_gives_edits_of_each_device_when_two_drivers_share_a_reque
         "TOY_ACME": "gpu-acme-0,gpu-acme-1",
         "TOY_OTHER": "gpu-other-1",
     }
+
+
+async def test_prepare_is_refused_when_two_drivers_give_one_variable_two_values(bench: _Bench) -> None:
+    """Kubelet would keep the first of the two without a message."""
+    for name, value in (("acme", "1"), ("other", "2")):
+        bench.drivers[name].common = {"SAME": value}
+
+    reply = await bench.prepare("gpu-acme-0", "gpu-other-0")
+
+    assert _code(reply) == "edits-conflict"
 
 
 async def test_prepare_gives_each_device_its_own_configuration_when_a_claim_configures_single_requests(
@@ -203,25 +213,6 @@ async def test_unprepare_says_why_when_the_driver_fails(bench: _Bench) -> None:
 
     assert reply.refusal is not None
     assert reply.refusal.reasons[0].code == "driver-failed"
-
-
-def test_merge_edits_joins_once_when_parts_repeat() -> None:
-    """Device nodes that stand in both edits come once, in order."""
-    container_edits = ContainerEdits(env={"A": "1"}, device_nodes=(DeviceNode(path="/dev/a"),))
-    other = ContainerEdits(
-        env={"A": "1", "B": "2"}, device_nodes=(DeviceNode(path="/dev/a"), DeviceNode(path="/dev/b"))
-    )
-
-    merged = merge_edits(container_edits, other)
-
-    assert isinstance(merged, ContainerEdits)
-    assert merged.env == {"A": "1", "B": "2"}
-    assert [node.path for node in merged.device_nodes] == ["/dev/a", "/dev/b"]
-
-
-def test_merge_edits_names_the_variable_when_values_differ() -> None:
-    """Two values for one variable are refused: kubelet would keep the first and only log it."""
-    assert merge_edits(ContainerEdits(env={"A": "1"}), ContainerEdits(env={"A": "2"})) == "A"
 
 
 async def test_prepare_takes_nodes_from_the_runtimes_folder_when_one_is_named(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topobus.formats.messages.messages import Prepared
-from topobus.gateway.device_plugins.rules.edits import container_edits, foreign_variables, join
+from topobus.gateway.device_plugins.rules.edits import container_edits, foreign_variables
 from topobus.gateway.device_plugins.rules.preference import fall_back, is_legal
-from topobus.values.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.edits import ContainerEdits, DeviceNode, Mount
 from topobus.values.outcome import Refusal
 
 NAMES = st.sets(st.sampled_from([f"gpu-{n}" for n in range(8)]), max_size=8)
@@ -35,64 +34,6 @@ def test_container_edits_join_common_and_each_device_when_prepared() -> None:
     assert edits.env == {"ALL": "a,b", "A": "1", "B": "1"}
     assert [device_node.path for device_node in edits.device_nodes] == ["/dev/ctl", "/dev/a"]
     assert [mount.container_path for mount in edits.mounts] == ["/c"]
-
-
-@pytest.mark.parametrize(
-    ("edits", "other", "what"),
-    [
-        pytest.param(ContainerEdits(env={"A": "1"}), ContainerEdits(env={"A": "2"}), "variable A", id="variable"),
-        pytest.param(
-            ContainerEdits(annotations={"a": "1"}),
-            ContainerEdits(annotations={"a": "2"}),
-            "annotation a",
-            id="annotation",
-        ),
-        pytest.param(
-            ContainerEdits(device_nodes=(DeviceNode(path="/dev/a"),)),
-            ContainerEdits(device_nodes=(DeviceNode(path="/dev/a", host_path="/dev/b"),)),
-            "device node /dev/a",
-            id="device-node",
-        ),
-        pytest.param(
-            ContainerEdits(mounts=(Mount(host_path="/a", container_path="/c"),)),
-            ContainerEdits(mounts=(Mount(host_path="/b", container_path="/c"),)),
-            "mount /c",
-            id="mount",
-        ),
-        pytest.param(
-            ContainerEdits(net_devices=(NetDevice(host_name="a", name="net1"),)),
-            ContainerEdits(net_devices=(NetDevice(host_name="b", name="net1"),)),
-            "network device net1",
-            id="network device",
-        ),
-        pytest.param(
-            ContainerEdits(intel_rdt=IntelRdt(clos_id="a")),
-            ContainerEdits(intel_rdt=IntelRdt(clos_id="b")),
-            "cache and memory bandwidth",
-            id="rdt",
-        ),
-    ],
-)
-def test_join_refuses_and_names_the_place_when_two_devices_disagree(
-    edits: ContainerEdits, other: ContainerEdits, what: str
-) -> None:
-    """Nothing is dropped in silence: a contradiction is a refusal that names what contradicts."""
-    refused = join([edits, other])
-
-    assert isinstance(refused, Refusal)
-    assert refused.reasons[0].code == "edits-conflict"
-    assert what in refused.reasons[0].message
-
-
-def test_join_keeps_each_hook_and_group_once_and_all_cpus() -> None:
-    """A hook that two devices name alike is one program, run once; CPUs add up."""
-    hook = Hook(name="createContainer", path="/usr/bin/nvidia-cdi-hook", args=("nvidia-cdi-hook", "update-ldcache"))
-    first = ContainerEdits(hooks=(hook,), additional_gids=(44, 109), cpuset=Cpuset(cpus=CpuSet(1), mems=NodeSet(0)))
-    second = ContainerEdits(hooks=(hook,), additional_gids=(44,), cpuset=Cpuset(cpus=CpuSet(9), mems=NodeSet(1)))
-
-    assert join([first, second]) == ContainerEdits(
-        hooks=(hook,), additional_gids=(44, 109), cpuset=Cpuset(cpus=CpuSet(1, 9), mems=NodeSet(0, 1))
-    )
 
 
 def test_container_edits_are_refused_when_a_device_was_not_prepared() -> None:

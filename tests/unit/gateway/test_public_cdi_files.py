@@ -15,8 +15,7 @@ from topobus.formats.containers.cdi import CdiDevice, CdiSpec, render
 from topobus.formats.containers.oci import HostNode, as_on_host, device_paths, oci_spec, resolve_cdi
 from topobus.formats.messages.messages import Prepared
 from topobus.gateway.containers.rules.edit_limits import EditRights, refuse_forbidden, rights_of
-from topobus.gateway.device_plugins.rules.edits import join
-from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.edits import ContainerEdits, DeviceNode, join_edits
 from topobus.values.outcome import Refusal
 
 _GOOD = "cdiVersion: 0.6.0\nkind: acme.example/w\ndevices:\n- name: a\n  containerEdits: {env: [A=b]}\n"
@@ -34,7 +33,7 @@ def test_file_of_a_public_generator_gives_its_device_to_a_plugin_of_others(tmp_p
     files, problems = read_cdi_files((tmp_path,))
     resolved = resolve_cdi([public.device], files)
     assert not isinstance(resolved, Refusal), (resolved.reasons, problems)
-    edits = join(as_on_host(part, public.nodes) for _, part in resolved)
+    edits = join_edits(as_on_host(part, public.nodes) for _, part in resolved)
 
     assert problems == ()
     assert isinstance(edits, ContainerEdits)

@@ -17,9 +17,8 @@ from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.rules.sandbox_rules import of_claim
 from topobus.gateway.containers.values import RunningContainer
-from topobus.gateway.device_plugins.rules.edits import join
 from topobus.process.clock import Clock
-from topobus.values.edits import ContainerEdits
+from topobus.values.edits import ContainerEdits, join_edits
 from topobus.values.errors import TopobusError
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Refusal, refuse
@@ -67,7 +66,7 @@ class ContainerAdjustments:
             if isinstance(answer, Refusal):
                 return answer
             parts += answer
-        return join(parts)
+        return join_edits(parts)
 
     async def _ask(
         self, entry: ClaimEntry, devices: tuple[str, ...], name: ContainerName, container_id: str, left_s: float

@@ -19,13 +19,12 @@ from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
 from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.formats.containers.oci import as_on_host, resolve_cdi
 from topobus.gateway.device_plugins.malformed_calls import Malformed, reading
-from topobus.gateway.device_plugins.rules.edits import join
 from topobus.gateway.device_plugins.rules.foreign import ForeignDevice, foreign_devices, foreign_names, observations_of
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
-from topobus.values.edits import ContainerEdits, DeviceNode, Mount
+from topobus.values.edits import ContainerEdits, DeviceNode, Mount, join_edits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Observation
 from topobus.values.machine import Machine
@@ -212,7 +211,7 @@ class ForeignDriver(DeviceDriver):
             return refuse("plugin-cdi-unresolved", f"the device plugin of {self.resource} names CDI devices: {text}")
         parts = [edits for _, edits in resolved]
         host_nodes = look_up(node.host_path or node.path for edits in parts for node in edits.device_nodes)
-        return join((own, *(as_on_host(edits, host_nodes) for edits in parts)))
+        return join_edits((own, *(as_on_host(edits, host_nodes) for edits in parts)))
 
 
 class _UnreadableError(Exception):

@@ -23,12 +23,12 @@ from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareReq
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.process.logging import get_logger
 from topobus.values.device import Device
-from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.edits import ContainerEdits, DeviceNode, join_edits
 from topobus.values.health import HealthState
 from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.request import Owner, OwnerKind
 
-__all__ = ["Preparer", "merge_edits", "place_nodes"]
+__all__ = ["Preparer", "place_nodes"]
 
 # Answers kept for repeated questions; a caller repeats within seconds, and a node starts far
 # fewer containers in that time.
@@ -202,11 +202,10 @@ class Preparer:
                 return refuse("driver-incomplete", text, driver=name, devices=tuple(missing))
             edits.update({device.name: answer[device.name] for device in own_devices})
             to_attach += attached
-            merged = merge_edits(common, answer.get("", ContainerEdits()))
-            if isinstance(merged, str):
-                text = f"two drivers of class {self._class} set {merged} to different values"
-                return refuse("edits-conflict", text, variable=merged)
-            common = merged
+            joined = join_edits((common, answer.get("", ContainerEdits())))
+            if isinstance(joined, Refusal):
+                return joined
+            common = joined
         self._hands.jobs.forget(request.owner, names)
         seen = self._hands.tree.settings.runtime_dev
         return Prepared(
@@ -361,28 +360,6 @@ def _only_reads(driver: DeviceDriver, devices: Sequence[Device]) -> bool:
     A shared device is never so, because the journal must record its owner.
     """
     return all(device.sharing is None for device in devices) and driver.only_reads(devices)
-
-
-def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits | str:
-    """Join two edits of one container.
-
-    On a conflict, return the name of the first variable that both set differently. Device nodes and
-    mounts keep their order, and one that both have comes once.
-    """
-    for key in sorted(first.env.keys() & second.env.keys()):
-        if first.env[key] != second.env[key]:
-            return key
-    return msgspec.structs.replace(
-        first,
-        env={**first.env, **second.env},
-        device_nodes=tuple(dict.fromkeys((*first.device_nodes, *second.device_nodes))),
-        mounts=tuple(dict.fromkeys((*first.mounts, *second.mounts))),
-        annotations={**first.annotations, **second.annotations},
-        hooks=tuple(dict.fromkeys((*first.hooks, *second.hooks))),
-        additional_gids=tuple(dict.fromkeys((*first.additional_gids, *second.additional_gids))),
-        net_devices=tuple(dict.fromkeys((*first.net_devices, *second.net_devices))),
-        intel_rdt=second.intel_rdt or first.intel_rdt,
-    )
 
 
 def place_nodes(edits: ContainerEdits, folder: str) -> ContainerEdits:

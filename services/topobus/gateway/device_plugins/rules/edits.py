@@ -1,24 +1,14 @@
-"""Joins the container edits of several devices into one, for the Allocate answer and for a claim's
-CDI file.
-
-The result is a Refusal when two devices contradict each other, because kubelet and container
-runtimes would keep one of two conflicting values without a message.
-"""
+"""Chooses the container edits of an Allocate answer, and compares them with what kubelet replays."""
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
 
 from topobus.formats.messages.messages import Prepared
-from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.edits import ContainerEdits, DeviceNode, join_edits
 from topobus.values.outcome import Refusal, refuse
 
-__all__ = ["container_edits", "differences", "foreign_variables", "join"]
-
-V = TypeVar("V")
+__all__ = ["container_edits", "differences", "foreign_variables"]
 
 
 def container_edits(prepared: Prepared, names: Iterable[str]) -> ContainerEdits | Refusal:
@@ -31,50 +21,7 @@ def container_edits(prepared: Prepared, names: Iterable[str]) -> ContainerEdits 
     if missing:
         text = f"the device service prepared nothing for {', '.join(missing)}"
         return refuse("prepare-incomplete", text, devices=missing)
-    return join((prepared.common, *(prepared.edits[name] for name in wanted)))
-
-
-def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
-    """Join edits of one container. Equal edits appear once.
-
-    >>> join([ContainerEdits(env={"A": "1"}), ContainerEdits(env={"B": "2"})]).env
-    {'A': '1', 'B': '2'}
-    """
-    parts = tuple(parts)
-    conflicts: list[str] = []
-    env = _united("variable", (item for part in parts for item in part.env.items()), conflicts)
-    annotations = _united("annotation", (item for part in parts for item in part.annotations.items()), conflicts)
-    nodes = _united("device node", ((node.path, node) for part in parts for node in part.device_nodes), conflicts)
-    mounts = _united("mount", ((mount.container_path, mount) for part in parts for mount in part.mounts), conflicts)
-    devices = ((device.name, device) for part in parts for device in part.net_devices)
-    interfaces = _united("network device", devices, conflicts)
-    rdts = [part.intel_rdt for part in parts if part.intel_rdt is not None]
-    if any(rdt != rdts[0] for rdt in rdts):
-        conflicts.append("cache and memory bandwidth")
-    if conflicts:
-        edits = tuple(sorted(set(conflicts)))
-        text = f"two devices of one container contradict each other in {', '.join(edits)}"
-        return refuse("edits-conflict", text, edits=edits)
-    cpusets = [part.cpuset for part in parts if part.cpuset is not None]
-    return ContainerEdits(
-        env=env,
-        annotations=annotations,
-        device_nodes=tuple(nodes.values()),
-        mounts=tuple(mounts.values()),
-        cpuset=functools.reduce(operator.or_, cpusets) if cpusets else None,
-        # A program runs once, however many devices name it in the same way.
-        hooks=tuple(dict.fromkeys(hook for part in parts for hook in part.hooks)),
-        additional_gids=tuple(dict.fromkeys(gid for part in parts for gid in part.additional_gids)),
-        net_devices=tuple(interfaces.values()),
-        intel_rdt=rdts[0] if rdts else None,
-    )
-
-
-def _united(what: str, items: Iterable[tuple[str, V]], conflicts: list[str]) -> dict[str, V]:
-    """Join edits by name. Names with two different edits are added to `conflicts`."""
-    united: dict[str, V] = {}
-    conflicts += [f"{what} {name}" for name, value in items if united.setdefault(name, value) != value]
-    return united
+    return join_edits((prepared.common, *(prepared.edits[name] for name in wanted)))
 
 
 def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
