@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from topobus.sysfs.idsets import read_cpu_list, read_cpus
+from topobus.sysfs.idsets import read_cpus, read_ids
 from topobus.sysfs.nest import Nest
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
@@ -138,7 +138,7 @@ class _Identifiers:
 
 def _read_online(tree: Tree, present: CpuSet, warnings: list[str]) -> CpuSet:
     try:
-        online = read_cpu_list(tree, f"{CPU_FOLDER}/online")
+        online = read_ids(tree, f"{CPU_FOLDER}/online", CpuSet)
     except HardwareError as err:
         warnings.append(err.message)
         online = None
@@ -267,7 +267,7 @@ def _make_cpu(
 def _read_kinds(tree: Tree) -> dict[int, str]:
     kinds: dict[int, str] = {}
     for name, kind in _HYBRID.items():
-        for cpu in read_cpu_list(tree, f"sys/devices/{name}/cpus") or ():
+        for cpu in read_ids(tree, f"sys/devices/{name}/cpus", CpuSet) or ():
             kinds[cpu] = kind
     return kinds
 

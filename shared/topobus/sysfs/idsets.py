@@ -7,11 +7,15 @@ equal.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
-from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.idset import CpuSet, IdSet
 
-__all__ = ["parse_mask", "read_cpu_list", "read_cpus", "read_node_list"]
+__all__ = ["parse_mask", "read_cpus", "read_ids"]
+
+_Ids = TypeVar("_Ids", bound=IdSet)
 
 
 def parse_mask(text: str) -> int:
@@ -46,27 +50,11 @@ def read_cpus(tree: Tree, folder: str, mask: str, listed: str) -> CpuSet | None:
             raise HardwareError(
                 f"{folder}/{mask} under {tree.root}: got {text[:60]!r}, wanted a CPU mask", path=f"{folder}/{mask}"
             ) from err
-    return read_cpu_list(tree, f"{folder}/{listed}")
+    return read_ids(tree, f"{folder}/{listed}", CpuSet)
 
 
-def read_cpu_list(tree: Tree, path: str) -> CpuSet | None:
-    """Read a CPU list such as `0-3,8`. None when absent.
-
-    Errors: raises HardwareError for text that is no such list.
-    """
-    text = tree.read(path)
-    if text is None:
-        return None
-    try:
-        return CpuSet.parse(text)
-    except ValueError as err:
-        raise HardwareError(
-            f"{path} under {tree.root}: got {text[:60]!r}, wanted a CPU list", path=path, raw=text[:200]
-        ) from err
-
-
-def read_node_list(tree: Tree, path: str) -> NodeSet | None:
-    """Read a node list such as `0,8-9`. None when absent.
+def read_ids(tree: Tree, path: str, kind: type[_Ids]) -> _Ids | None:
+    """Read a list of CPUs or nodes such as `0-3,8`. None when absent.
 
     Errors: raises HardwareError for text that is no such list.
     """
@@ -74,8 +62,8 @@ def read_node_list(tree: Tree, path: str) -> NodeSet | None:
     if text is None:
         return None
     try:
-        return NodeSet.parse(text)
+        return kind.parse(text)
     except ValueError as err:
         raise HardwareError(
-            f"{path} under {tree.root}: got {text[:60]!r}, wanted a node list", path=path, raw=text[:200]
+            f"{path} under {tree.root}: got {text[:60]!r}, wanted a list of ids", path=path, raw=text[:200]
         ) from err

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topobus.sysfs.idsets import read_cpus, read_node_list
+from topobus.sysfs.idsets import read_cpus, read_ids
 from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
@@ -71,7 +71,7 @@ def read_node_cpus(tree: Tree) -> NodeCpus:
     """
     warnings: list[str] = []
     try:
-        ids = read_node_list(tree, f"{NODE_FOLDER}/online")
+        ids = read_ids(tree, f"{NODE_FOLDER}/online", NodeSet)
     except HardwareError as err:
         warnings.append(err.message)
         ids = None

@@ -28,21 +28,19 @@ from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.devicekit.edits_text import own_variable
 from topobus.devicekit.settings import CpuGroupSettings, Grouping
+from topobus.sysfs.idsets import read_ids
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CapacityPolicy
 from topobus.values.cpu_groups import GROUP_CAPACITY, cpus_of, is_cpu_group
 from topobus.values.device import AttributeValue, Device
 from topobus.values.edits import ContainerEdits, Cpuset
-from topobus.values.errors import HardwareError
 from topobus.values.health import Observation, RecoveryAction
 from topobus.values.health_reasons import sign
-from topobus.values.idset import CpuSet, IdSet, NodeSet
+from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.machine import Cpu, Machine
 from topobus.values.outcome import Reason, Refusal, refuse
 
 __all__ = ["LinuxCpuDriver"]
-
-_Ids = TypeVar("_Ids", bound=IdSet)
 
 _ONLINE = "sys/devices/system/cpu/online"
 # NUMA nodes with memory; the kernel refuses any other in cpuset.mems (EINVAL).
@@ -158,7 +156,7 @@ class LinuxCpuDriver(DeviceDriver):
                 facts={"cpus": str(missing), "online": str(online)},
             )
             return Refusal(reasons=(reason,))
-        with_memory = _ids(tree, _HAS_MEMORY, NodeSet) or NodeSet()
+        with_memory = read_ids(tree, _HAS_MEMORY, NodeSet) or NodeSet()
         homes = _homes(tree, with_memory) if any(map(is_cpu_group, devices)) else {}
         edits: dict[str, ContainerEdits] = {}
         for device in devices:
@@ -225,7 +223,7 @@ def _cpuset(device: Device, cpus: CpuSet, with_memory: NodeSet, homes: Mapping[i
 
 def _homes(tree: Tree, nodes: NodeSet) -> Mapping[int, CpuSet]:
     """Read which CPUs each of these NUMA nodes has."""
-    return {node: _ids(tree, f"sys/devices/system/node/node{node}/cpulist", CpuSet) or CpuSet() for node in nodes}
+    return {node: read_ids(tree, f"sys/devices/system/node/node{node}/cpulist", CpuSet) or CpuSet() for node in nodes}
 
 
 def _present(device: Device, online: CpuSet) -> Collection[int]:
@@ -245,19 +243,7 @@ def _online(tree: Tree) -> CpuSet | None:
 
     None on a tree without the file (old recordings), which then is no evidence.
     """
-    return _ids(tree, _ONLINE, CpuSet)
-
-
-def _ids(tree: Tree, path: str, kind: type[_Ids]) -> _Ids | None:
-    text = tree.read(path)
-    if text is None:
-        return None
-    try:
-        return kind.parse(text)
-    except ValueError as err:
-        raise HardwareError(
-            f"{path} under {tree.root}: got {text[:60]!r}, wanted a list of ids", path=path, raw=text[:200]
-        ) from err
+    return read_ids(tree, _ONLINE, CpuSet)
 
 
 def _group_devices(cpus: Sequence[Cpu], settings: CpuGroupSettings, driver: str, near: _CpuFacts) -> tuple[Device, ...]:
