@@ -344,44 +344,43 @@ class PciHealth:
         present = (identity, width_text, speed_text)
         if self._wide.get(folder) == present:
             return None
-        observation = self._judge_link(tree, folder, width_text, speed_text)
+        observation = _judge_link(tree, folder, width_text, speed_text)
         if observation is None:
             self._wide[folder] = present
         else:
             self._wide.pop(folder, None)
         return observation
 
-    def _judge_link(
-        self, tree: Tree, folder: str, width_text: str | None, speed_text: str | None
-    ) -> Observation | None:
-        width = _number(width_text)
-        best = _number(tree.read(f"{folder}/max_link_width"))
-        real = tree.real(folder)
-        above = real.rpartition("/")[0] if real else ""
-        # A card of 16 lanes in a slot of 8 is as wide as it can be there.
-        slot = _number(tree.read(f"{above}/max_link_width")) if above else None
-        wanted = min(best, slot) if best and slot else best
-        if width and wanted and width < wanted:
-            return sign(
-                "link-narrow",
-                f"PCIe link runs {width:g} lanes, could run {wanted:g}",
-                f"{folder}/current_link_width",
-                f"{width:g}",
-            )
-        if not self._is_speed_steady:
-            return None
-        speed = _number(speed_text)
-        fastest = _number(tree.read(f"{folder}/max_link_speed"))
-        slot_speed = _number(tree.read(f"{above}/max_link_speed")) if above else None
-        wanted_speed = min(fastest, slot_speed) if fastest and slot_speed else fastest
-        if speed and wanted_speed and speed < wanted_speed:
-            return sign(
-                "link-slow",
-                f"PCIe link runs at {speed:g} GT/s, could run at {wanted_speed:g}",
-                f"{folder}/current_link_speed",
-                f"{speed:g}",
-            )
-        return None
+
+def _judge_link(tree: Tree, folder: str, width_text: str | None, speed_text: str | None) -> Observation | None:
+    width = _number(width_text)
+    if width and (best := _best(tree, folder, "max_link_width")) and width < best:
+        return sign(
+            "link-narrow",
+            f"PCIe link runs {width:g} lanes, could run {best:g}",
+            f"{folder}/current_link_width",
+            f"{width:g}",
+        )
+    speed = _number(speed_text)
+    if speed and (best := _best(tree, folder, "max_link_speed")) and speed < best:
+        return sign(
+            "link-slow",
+            f"PCIe link runs at {speed:g} GT/s, could run at {best:g}",
+            f"{folder}/current_link_speed",
+            f"{speed:g}",
+        )
+    return None
+
+
+def _best(tree: Tree, folder: str, file: str) -> float | None:
+    """Return what a function's link can be at most: its own maximum, or that of the port above if it is lower.
+
+    A card of 16 lanes in a slot of 8 is as wide as it can be there.
+    """
+    own = _number(tree.read(f"{folder}/{file}"))
+    above = (tree.real(folder) or "").rpartition("/")[0]
+    slot = _number(tree.read(f"{above}/{file}")) if above else None
+    return min(own, slot) if own and slot else own
 
 
 def _has_address(registers: bytes) -> bool:
