@@ -18,6 +18,7 @@ from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedD
 from topobus.process.clock import SystemClock
 from topobus.testing.clock import ManualClock
 from topobus.values.errors import HardwareError
+from topobus.values.outcome import Refusal, refuse
 
 _TIMEOUT_S = 5.0
 
@@ -46,6 +47,32 @@ async def test_call_raises_driver_failed_when_the_driver_raises(error: BaseExcep
     with pytest.raises(DriverFailed) as caught:
         await _isolated().call("observe", fail)
     assert caught.value.__cause__ is error
+
+
+async def test_ask_refuses_with_the_driver_when_it_fails_or_hangs() -> None:
+    """What `call` raises is a refusal that names the driver, with a code for each way to fail."""
+    clock = ManualClock()
+    isolated = _isolated(clock)
+    hang, started = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        raise HardwareError("bad")
+
+    def wait() -> None:
+        started.set()
+        hang.wait()
+
+    failed = await isolated.ask("check", fail)
+    asking = asyncio.create_task(isolated.ask("check", wait))
+    await asyncio.to_thread(started.wait)
+    clock.advance(_TIMEOUT_S)
+    hung = await asking
+    hang.set()
+
+    name = isolated.name
+    assert failed == refuse("driver-failed", f"driver {name}: check failed: bad", driver=name)
+    assert isinstance(hung, Refusal)
+    assert [(reason.code, reason.facts) for reason in hung.reasons] == [("driver-hung", {"driver": name})]
 
 
 async def test_call_gives_up_when_the_driver_hangs_and_recovers_when_it_returns() -> None:

@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.host.isolation import DriverError, IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceMetrics
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import DeviceServiceSettings
@@ -125,7 +125,7 @@ class DriverPoller:
             if self._is_measured_now():
                 verb = "measure"
                 await self._isolated.call(verb, lambda: self._measure(present))
-        except (DriverHung, DriverFailed) as err:
+        except DriverError as err:
             self._note_silence(verb, err, view)
             return
         if before.silence is not None:
@@ -165,7 +165,7 @@ class DriverPoller:
 
         try:
             view = await self._isolated.watch(poll, self.pause_s)
-        except (DriverHung, DriverFailed) as err:
+        except DriverError as err:
             self._note_silence(verb, err, discovered)
         else:
             self.view = view or last_view
@@ -236,20 +236,18 @@ class DriverPoller:
         self.generation = machine.generation
         self._due_at_s = now_s + self._rescan_s
 
-    def _note_silence(self, verb: str, err: DriverHung | DriverFailed, discovered: DriverView) -> None:
+    def _note_silence(self, verb: str, err: DriverError, discovered: DriverView) -> None:
         before = self.view
-        is_hung = isinstance(err, DriverHung)
-        outcome = "hung" if is_hung else "failed"
+        outcome = err.code.removeprefix("driver-")
         self._metrics.count_failure(self._isolated.name, verb, outcome)
         if before.silence is None:
             get_logger().warning("driver.silent", driver=self._isolated.name, verb=verb, outcome=outcome, why=str(err))
-        reason = "driver-hung" if is_hung else "driver-failed"
         # The first observation stays as long as the driver is silent: the inventory must not change
         # with each new attempt.
         observation = (
             before.silence
-            if before.silence is not None and before.silence.reason == reason
-            else silence(reason, err.message)
+            if before.silence is not None and before.silence.reason == err.code
+            else silence(err.code, err.message)
         )
         self.view = replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings)
 

@@ -21,7 +21,7 @@ from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.host.device_readings import ClassReadings
 from topobus.devicekit.host.driver_poller import DriverPoller
 from topobus.devicekit.host.inventory_store import InventoryStore
-from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.host.isolation import DriverError, IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceMetrics, DeviceSeries
 from topobus.devicekit.host.node_machine import NodeMachine
 from topobus.devicekit.host.publishing import DevicePublisher, DriverViews
@@ -275,7 +275,7 @@ class _DeviceHost:
             if own:
                 try:
                     await isolated.call("remember", partial(driver.remember, own))
-                except (DriverHung, DriverFailed) as err:
+                except DriverError as err:
                     self._log.warning("devices.forgotten", driver=name, why=str(err))
 
     async def _poll_driver(self, name: str) -> None:
@@ -376,7 +376,7 @@ class _DeviceHost:
                 lambda: driver.hints(machine, devices, request.count, request.available),
                 timeout_s=_HINTS_TIMEOUT_S,
             )
-        except (DriverHung, DriverFailed) as err:
+        except DriverError as err:
             self._log.warning("hints.missing", driver=driver.name, why=str(err))
             return None
 

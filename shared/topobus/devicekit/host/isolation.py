@@ -26,8 +26,9 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.process.clock import Clock, SystemClock, until_tick
 from topobus.process.tracing import span
 from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason, Refusal
 
-__all__ = ["DriverFailed", "DriverHung", "IsolatedDriver"]
+__all__ = ["DriverError", "DriverFailed", "DriverHung", "IsolatedDriver"]
 
 T = TypeVar("T")
 
@@ -37,12 +38,27 @@ T = TypeVar("T")
 _CHECK_S = 3.0
 
 
-class DriverFailed(HardwareError):
+class DriverError(HardwareError):
+    """Raised when a driver's method has no result."""
+
+    code = ""
+
+    @property
+    def reason(self) -> Reason:
+        """Name the driver, and what is wrong with it."""
+        return Reason(code=self.code, message=self.message, facts={"driver": str(self.facts["driver"])})
+
+
+class DriverFailed(DriverError):
     """Raised when a driver's method raised anything. The cause is chained."""
 
+    code = "driver-failed"
 
-class DriverHung(HardwareError):
+
+class DriverHung(DriverError):
     """Raised when a driver did not come back in time, or an earlier call still has not."""
+
+    code = "driver-hung"
 
 
 class IsolatedDriver:
@@ -96,6 +112,13 @@ class IsolatedDriver:
                     return await self._run(verb, function)
             except TimeoutError as err:
                 raise self._hung(verb, limit_s) from err
+
+    async def ask(self, verb: str, function: Callable[[], T]) -> T | Refusal:
+        """Run one of the driver's methods, and refuse where `call` raises."""
+        try:
+            return await self.call(verb, function)
+        except DriverError as err:
+            return Refusal(reasons=(err.reason,))
 
     async def watch(self, look: Callable[[Callable[[], None]], T | None], pause_s: Callable[[], float]) -> T | None:
         """Repeat a look in the driver's thread until it returns something else than None, and

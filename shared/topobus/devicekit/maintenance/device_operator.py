@@ -18,13 +18,13 @@ from typing import TypeVar
 from msgspec import structs
 
 from topobus.devicekit.host.device_holders import DeviceHolders
-from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.host.publishing import DevicePublisher
 from topobus.devicekit.maintenance import maintenance, verdicts
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
 from topobus.devicekit.settings import BurnInSettings
 from topobus.devicekit.verbs.burn_in import begin_burn_in, run_burn_in
-from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded, driver_reason
+from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded
 from topobus.devicekit.verbs.operator_verbs import rebind_device, reset_device
 from topobus.engine.ledger.device_users import reset_together
 from topobus.formats.messages.operation_messages import Operated, PerformReply, PerformRequest
@@ -312,10 +312,7 @@ class DeviceOperator:
 
 async def _call(work: _Work, isolated: IsolatedDriver, act: Callable[[], T]) -> T | Refusal:
     work.isolated = isolated
-    try:
-        return await isolated.call(str(work.request.operation.verb), act)
-    except (DriverFailed, DriverHung) as err:
-        return Refusal(reasons=(driver_reason(isolated.name, err),))
+    return await isolated.ask(str(work.request.operation.verb), act)
 
 
 def _is_sticky(device: Device) -> bool:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.verbs import journaled_verbs
-from topobus.devicekit.verbs.device_hands import DeviceHands, driver_not_loaded, driver_reason
+from topobus.devicekit.verbs.device_hands import DeviceHands, driver_not_loaded
 from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
 from topobus.formats.messages.sandbox_messages import (
     Accepted,
@@ -105,10 +105,7 @@ class Attacher:
             attach = partial(
                 journaled_verbs.attach, self._hands.journal, driver, self._hands.tree, device, context, request.sandbox
             )
-            try:
-                answer = await isolated.call("attach", attach)
-            except (DriverFailed, DriverHung) as err:
-                return Refusal(reasons=(driver_reason(driver.name, err),))
+            answer = await isolated.ask("attach", attach)
             if isinstance(answer, Refusal):
                 return answer
             if answer is not None:
@@ -135,10 +132,9 @@ class Attacher:
                 request.owner,
                 request.sandbox,
             )
-            try:
-                await isolated.call("detach", detach)
-            except (DriverFailed, DriverHung) as err:
-                return Refusal(reasons=(driver_reason(driver.name, err),))
+            refusal = await isolated.ask("detach", detach)
+            if refusal is not None:
+                return refusal
         return None
 
 
@@ -178,12 +174,8 @@ class Adjuster:
                 # now.
                 edits[name] = ContainerEdits()
                 continue
-            try:
-                answer = await isolated.call(
-                    "adjust", partial(driver.adjust, self._hands.tree, device, context, request.container)
-                )
-            except (DriverFailed, DriverHung) as err:
-                return Refusal(reasons=(driver_reason(driver.name, err),))
+            adjust = partial(driver.adjust, self._hands.tree, device, context, request.container)
+            answer = await isolated.ask("adjust", adjust)
             if isinstance(answer, Refusal):
                 return answer
             edits[name] = answer

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.host.isolation import DriverError, IsolatedDriver
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import CleaningSettings
 from topobus.devicekit.verbs import journaled_verbs
@@ -176,7 +176,7 @@ class DeviceCleaner:
         clean = partial(journaled_verbs.clean, self._journal, job.isolated.driver, self._tree, device)
         try:
             refusal = await job.isolated.call("clean", clean)
-        except (DriverFailed, DriverHung) as err:
+        except DriverError as err:
             return err.message, {}
         reasons = refusal.reasons if refusal is not None else ()
         evidence = {key: str(value) for reason in reasons for key, value in reason.facts.items()}

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.host.isolation import DriverError, DriverHung, IsolatedDriver
 from topobus.devicekit.journal.journal import Journal, JournalTaken
 from topobus.devicekit.journal.journal_values import OwnerEntry
 from topobus.devicekit.passthrough.function_switch import FunctionSwitch
@@ -37,11 +37,11 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
 from topobus.values.health import Observation
-from topobus.values.outcome import Reason, Refusal, refuse
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.request import Owner
 
-__all__ = ["DeviceHands", "device_unknown", "driver_not_loaded", "driver_reason"]
+__all__ = ["DeviceHands", "device_unknown", "driver_not_loaded"]
 
 # How often to check whether another process has released the journal, or an unreadable file was
 # repaired.
@@ -334,7 +334,7 @@ class DeviceHands:
         try:
             beside, switch = self.switching(isolated)
             await beside.call("bind", partial(bind_again, self.journal, isolated.driver, switch, device))
-        except (DriverFailed, DriverHung) as err:
+        except DriverError as err:
             return _Unmended(err.message, is_waiting=isinstance(err, DriverHung))
         self.look_again(device.driver)
         get_logger().info("device.bound", device=name)
@@ -357,7 +357,7 @@ class DeviceHands:
         try:
             for step in steps:
                 await isolated.call("undo", step)
-        except (DriverFailed, DriverHung) as err:
+        except DriverError as err:
             get_logger().warning("undo.failed", device=name, owner=entry.owner.key, why=err.message)
             return _Unmended(err.message, is_waiting=isinstance(err, DriverHung))
         self.cleaner.begin(name)
@@ -370,12 +370,6 @@ class DeviceHands:
             steps=[step.name for step in (*entry.prepare.steps, *entry.attach.steps)],
         )
         return None
-
-
-def driver_reason(name: str, err: DriverFailed | DriverHung) -> Reason:
-    """Name a driver that failed or does not come back."""
-    code = "driver-hung" if isinstance(err, DriverHung) else "driver-failed"
-    return Reason(code=code, message=err.message, facts={"driver": name})
 
 
 def device_unknown(name: str, device_class: str) -> Refusal:

@@ -14,11 +14,11 @@ from functools import partial
 import msgspec
 
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.host.isolation import DriverError, IsolatedDriver
 from topobus.devicekit.passthrough.passthrough_request import asks_for_passthrough
 from topobus.devicekit.sharing.sharing import refuse_sharing, with_operators_sharing
 from topobus.devicekit.verbs import journaled_verbs
-from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded, driver_reason
+from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded
 from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest, UnprepareReply, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.process.logging import get_logger
@@ -247,10 +247,7 @@ class Preparer:
         is_begun = any(self._hands.jobs.is_under_way(device.name, context.owner) for device in devices)
         if is_begun or not driver.capabilities.checks:
             return None
-        try:
-            return await isolated.call("check", partial(driver.check, self._hands.tree, devices, context))
-        except (DriverFailed, DriverHung) as err:
-            return Refusal(reasons=(driver_reason(isolated.name, err),))
+        return await isolated.ask("check", partial(driver.check, self._hands.tree, devices, context))
 
     async def _prepare_own(
         self,
@@ -291,10 +288,10 @@ class Preparer:
                 return stands, to_attach
             return journaled_verbs.prepare(hands.journal, driver, hands.tree, devices, context, kept), to_attach
 
-        try:
-            answer, to_attach = await isolated.call("prepare", prepare)
-        except (DriverFailed, DriverHung) as err:
-            return Refusal(reasons=(driver_reason(isolated.name, err),)), ()
+        prepared = await isolated.ask("prepare", prepare)
+        if isinstance(prepared, Refusal):
+            return prepared, ()
+        answer, to_attach = prepared
         if isinstance(answer, journaled_verbs.JournaledWork):
             return hands.jobs.begin(context.owner, names, driver, answer), ()
         return answer, to_attach
@@ -342,8 +339,8 @@ class Preparer:
                         await undoing.call("unprepare", undo)
                 if passed:
                     await hands.looked_again(name)
-            except (DriverFailed, DriverHung) as err:
-                reasons.append(driver_reason(name, err))
+            except DriverError as err:
+                reasons.append(err.reason)
         return reasons
 
     def _keep(self, request: PrepareRequest, reply: PrepareReply) -> None:
