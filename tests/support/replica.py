@@ -26,7 +26,6 @@ from topobus.controller.standalone.claim_queue import ClaimQueue
 from topobus.controller.standalone.commit_tasks import CommitTasks
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes import admit, object_parts, parse_manifest
 from topobus.formats.messages.catalogue import OBJECT
@@ -66,22 +65,22 @@ def claims_of(
 ) -> ClaimReconciler:
     """Give a replica's reconciler of claims, put together as the service does."""
     settings, clock = ControllerSettings(), runtime.clock
-    writer = ObjectWriter(NatsStore(runtime.bus, state))
+    objects = NatsStore(runtime.bus, state)
     ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
     decisions = DecisionPublisher(runtime.bus, clock)
-    conditions = ClaimConditions(clock, writer, decisions, metrics)
+    conditions = ClaimConditions(clock, objects, decisions, metrics)
     claim_queue = ClaimQueue(state, consumers, conditions, queue or queue_on(runtime))
     commits = ClaimCommits(
         state,
-        writer,
+        objects,
         allocator.refusals,
         conditions,
-        AllocationCommitter(clock, writer, ledgers, decisions, metrics),
+        AllocationCommitter(clock, objects, ledgers, decisions, metrics),
         turns or ReplicaTurns(clock, settings.retry_s),
         CommitTasks(settings.parallel_asks),
         claim_queue,
     )
-    deallocation = ClaimDeallocation(clock, state, writer, ledgers, metrics)
+    deallocation = ClaimDeallocation(clock, state, objects, ledgers, metrics)
     return ClaimReconciler(
         settings.claim_allocation, state, allocator, consumers, deallocation, conditions, commits, claim_queue
     )

@@ -22,7 +22,6 @@ from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster_state import ClusterState
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.claims import attempts, lifecycle
 from topobus.engine.claims.reservations import PodRef, with_bound_allocation
 from topobus.engine.claims.stored import ObjectKey, Stored
@@ -88,7 +87,7 @@ class Home:
         self.decisions = _Decisions(bus)
         ledgers = NodeLedgers(bus, ClusterState(), 1.0)
         self.committer = AllocationCommitter(
-            SystemClock(), ObjectWriter(place.store), ledgers, self.decisions, ControllerMetrics(CollectorRegistry())
+            SystemClock(), place.store, ledgers, self.decisions, ControllerMetrics(CollectorRegistry())
         )
 
     async def claims(self) -> list[Member]:
@@ -116,16 +115,16 @@ class Home:
 
     async def rival_writes(self, key: ObjectKey) -> None:
         """Let somebody else change a claim."""
-        newest = await self.place.rival.get(key)
+        newest = await self.place.rival.read(key)
         assert newest is not None
         value = msgspec.structs.replace(
             newest.value, metadata={**newest.value.metadata, "labels": {"written": "meanwhile"}}
         )
-        assert isinstance(await self.place.rival.put(key, newest.revision, value), Stored)
+        assert isinstance(await self.place.rival.write(key, newest.revision, value), Stored)
 
     async def are_allocated(self) -> list[bool]:
         """Say which of the claims have their devices, as whoever reads the store finds them."""
-        claims = [await self.place.rival.get(key) for key in (FIRST, SECOND)]
+        claims = [await self.place.rival.read(key) for key in (FIRST, SECOND)]
         return [claim is not None and claim.claim.is_allocated for claim in claims]
 
 
@@ -156,7 +155,7 @@ async def test_group_is_allocated_and_told_when_nobody_else_writes(home: Home) -
     uids = [attempted.stored.uid for attempted in group]
     assert await home.are_allocated() == [True, True]
     assert home.decisions.op_ids == [f"allocate:allocate-{uid}-1" for uid in uids]
-    first = await home.place.rival.get(FIRST)
+    first = await home.place.rival.read(FIRST)
     assert first is not None
     assert [consumer.uid for consumer in first.claim.consumers] == ([POD.uid] if home.pod else [])
 
@@ -172,7 +171,7 @@ async def test_attempts_end_with_the_first_that_is_lost(home: Home) -> None:
     group = await home.committer.write_attempts(next_attempts("n1", members, results))
 
     assert group == []
-    claims = [await home.place.rival.get(key) for key in (FIRST, SECOND)]
+    claims = [await home.place.rival.read(key) for key in (FIRST, SECOND)]
     assert [claim is not None and attempts.was_attempted(claim.value) for claim in claims] == [False, False]
 
 
@@ -244,7 +243,7 @@ async def test_commit_goes_on_when_an_answer_was_lost_after_the_write(home: Home
         await home.committer.commit(group, home.rules)
     home.place.peer.lost = ""
     assert await home.are_allocated() == [True, False]
-    second = await home.place.store.get(SECOND)
+    second = await home.place.store.read(SECOND)
     assert second is not None
     assert second.claim.attempt is not None
     assert await home.committer.commit([Attempted(SECOND, second, second.claim.attempt)], home.rules) is Progress.ON
@@ -259,17 +258,17 @@ async def test_reservation_is_written_once_and_taken_off_again(home: Home) -> No
     group = await home.attempted()
     await home.committer.commit(group, home.rules)
     user = PodRef("default", "q", "uid-q")
-    stored = await home.place.store.get(FIRST)
+    stored = await home.place.store.read(FIRST)
     assert stored is not None
 
     assert await home.committer.reserve(user, [(FIRST, stored)]) is True
     assert await home.committer.reserve(user, [(FIRST, stored)]) is False
-    newest = await home.place.store.get(FIRST)
+    newest = await home.place.store.read(FIRST)
     assert newest is not None
     assert await home.committer.reserve(user, [(FIRST, newest)]) is True
     assert user.uid in [consumer.uid for consumer in newest.claim.consumers]
     await home.committer.unreserve((user.uid,), [(FIRST, newest)])
 
-    freed = await home.place.rival.get(FIRST)
+    freed = await home.place.rival.read(FIRST)
     assert freed is not None
     assert user.uid not in [consumer.uid for consumer in freed.claim.consumers]

@@ -27,7 +27,6 @@ from topobus.controller.standalone.clean_up_pods import PodCleanup
 from topobus.controller.standalone.evict_tainted import Evictor
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.cel.selector import CelCompiler
 from topobus.engine.claims import attempts, lifecycle
 from topobus.engine.claims.attempts import Attempt
@@ -124,10 +123,10 @@ async def test_new_object_stays_when_a_replica_deletes_the_old_one_of_its_name(b
     assert old is not None
     key = await store(bus, state, old)
     seen = state.objects[key].revision
-    assert await ObjectWriter(NatsStore(bus, state)).delete(key, seen)
+    assert await NatsStore(bus, state).delete(key, seen)
     fresh = await store(bus, StandaloneState(), read(POD.replace("NAME", "again")))
 
-    assert not await ObjectWriter(NatsStore(bus, state)).delete(key, seen)
+    assert not await NatsStore(bus, state).delete(key, seen)
 
     entry = await bus.get(OBJECT, **fresh._asdict())
     assert entry is not None
@@ -341,7 +340,7 @@ async def test_pod_that_is_bound_elsewhere_holds_nothing_here(
     node.state.put_ledger(node.topology.ledger)
 
     ledgers = NodeLedgers(bus, node.state, ControllerSettings().ask_timeout_s)
-    leaver = PodCleanup(node.state, ObjectWriter(NatsStore(bus, node.state)), ledgers)
+    leaver = PodCleanup(node.state, NatsStore(bus, node.state), ledgers)
     await leaver.leave_other_nodes(key, node.state.objects[key])
 
     assert len(node.topology.ledger.allocations) == held

@@ -18,8 +18,6 @@ from topobus.bus.bus import Bus
 from topobus.cli.objects.applying import apply_objects, delete_object
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
-from topobus.controller.store.protocol import Conflict, Deleted, Unknown
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.objects import metadata_of
 from topobus.formats.messages.catalogue import OBJECT
@@ -79,7 +77,7 @@ async def test_store_shows_an_object_to_its_copy_and_to_others_when_it_was_made(
 
     assert made.value.spec == FRESH.spec
     assert place.copied(KEY) == made
-    seen = await place.rival.get(KEY)
+    seen = await place.rival.read(KEY)
     assert seen is not None
     assert seen.revision == made.revision > 0
 
@@ -88,9 +86,9 @@ async def test_store_makes_nothing_when_an_object_of_the_name_is_there(place: Pl
     """Of two who make an object of one name the second is told so, and the first one's stands."""
     first = stored(await place.rival.create(KEY, noted(FRESH, "first")))
 
-    assert isinstance(await place.store.create(KEY, noted(FRESH, "second")), Conflict)
+    assert await place.store.create(KEY, noted(FRESH, "second")) is None
 
-    seen = await place.rival.get(KEY)
+    seen = await place.rival.read(KEY)
     assert seen is not None
     assert seen.revision == first.revision
 
@@ -100,7 +98,7 @@ async def test_store_writes_onto_the_revision_when_nobody_wrote_since(place: Pla
     """A write grows the revision, and the copy shows it at once."""
     made = stored(await place.store.create(KEY, FRESH))
 
-    written = stored(await place.store.put(KEY, made.revision, change(made.value)))
+    written = stored(await place.store.write(KEY, made.revision, change(made.value)))
 
     assert written.revision > made.revision
     assert place.copied(KEY) == written
@@ -113,7 +111,7 @@ async def test_store_takes_a_note_off_when_the_object_is_written_without_it(plac
     made = stored(await place.store.create(KEY, noted(FRESH, "old")))
     without = msgspec.structs.replace(made.value, metadata={**made.value.metadata, "annotations": {}})
 
-    written = stored(await place.store.put(KEY, made.revision, without))
+    written = stored(await place.store.write(KEY, made.revision, without))
 
     assert metadata_of(written.value).annotations == {}
 
@@ -121,13 +119,13 @@ async def test_store_takes_a_note_off_when_the_object_is_written_without_it(plac
 async def test_store_refuses_a_write_when_somebody_wrote_since(place: Place) -> None:
     """A write that was decided on an older revision changes nothing."""
     made = stored(await place.store.create(KEY, FRESH))
-    seen = await place.rival.get(KEY)
+    seen = await place.rival.read(KEY)
     assert seen is not None
-    stored(await place.rival.put(KEY, seen.revision, noted(seen.value, "theirs")))
+    stored(await place.rival.write(KEY, seen.revision, noted(seen.value, "theirs")))
 
-    assert isinstance(await place.store.put(KEY, made.revision, noted(made.value, "ours")), Conflict)
+    assert await place.store.write(KEY, made.revision, noted(made.value, "ours")) is None
 
-    newest = await place.rival.get(KEY)
+    newest = await place.rival.read(KEY)
     assert newest is not None
     assert metadata_of(newest.value).annotations["note"] == "theirs"
 
@@ -135,11 +133,11 @@ async def test_store_refuses_a_write_when_somebody_wrote_since(place: Place) -> 
 async def test_store_refuses_a_write_when_the_object_is_gone(place: Place) -> None:
     """Nobody writes a deleted object back into being."""
     made = stored(await place.store.create(KEY, FRESH))
-    assert isinstance(await place.rival.delete(KEY, made.revision), Deleted)
+    assert await place.rival.delete(KEY, made.revision)
 
-    assert isinstance(await place.store.put(KEY, made.revision, reserved(made.value)), Conflict)
+    assert await place.store.write(KEY, made.revision, reserved(made.value)) is None
 
-    assert await place.store.get(KEY) is None
+    assert await place.store.read(KEY) is None
 
 
 async def test_store_deletes_only_what_was_read_when_it_deletes(place: Place) -> None:
@@ -148,53 +146,53 @@ async def test_store_deletes_only_what_was_read_when_it_deletes(place: Place) ->
     At the present revision the object goes, and a second time it is gone.
     """
     made = stored(await place.store.create(KEY, FRESH))
-    changed = stored(await place.store.put(KEY, made.revision, noted(made.value, "protected")))
+    changed = stored(await place.store.write(KEY, made.revision, noted(made.value, "protected")))
 
-    assert isinstance(await place.store.delete(KEY, made.revision), Conflict)
-    assert isinstance(await place.store.delete(KEY, changed.revision), Deleted)
-    assert isinstance(await place.store.delete(KEY, changed.revision), Conflict)
+    assert not await place.store.delete(KEY, made.revision)
+    assert await place.store.delete(KEY, changed.revision)
+    assert not await place.store.delete(KEY, changed.revision)
 
-    assert await place.rival.get(KEY) is None
+    assert await place.rival.read(KEY) is None
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
-async def test_store_says_unknown_when_a_write_has_no_answer(place: Place, lost: str) -> None:
-    """A write without an answer is neither done nor undone: it is told as such whichever it was,
-    and a read tells which.
+async def test_store_raises_when_a_write_has_no_answer(place: Place, lost: str) -> None:
+    """A write without an answer is neither done nor undone, and no lost write either: a
+    reconciler's work on the object ends there. A read tells which it was.
     """
     made = stored(await place.store.create(KEY, FRESH))
     place.peer.lost = lost
 
-    outcome = await place.store.put(KEY, made.revision, reserved(made.value))
+    with pytest.raises(PeerUnavailable):
+        await place.store.write(KEY, made.revision, reserved(made.value))
 
     place.peer.lost = ""
-    assert isinstance(outcome, Unknown)
-    newest = await place.store.get(KEY)
+    newest = await place.store.read(KEY)
     assert newest is not None
     assert bool(newest.value.status.get("reservedFor")) == (lost == "answer")
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
-async def test_store_says_unknown_when_making_has_no_answer(place: Place, lost: str) -> None:
+async def test_store_raises_when_making_has_no_answer(place: Place, lost: str) -> None:
     """The same holds for an object that was to be made."""
     place.peer.lost = lost
 
-    made = await place.store.create(KEY, FRESH)
+    with pytest.raises(PeerUnavailable):
+        await place.store.create(KEY, FRESH)
 
-    assert isinstance(made, Unknown)
-    assert (await place.rival.get(KEY) is not None) == (lost == "answer")
+    assert (await place.rival.read(KEY) is not None) == (lost == "answer")
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
-async def test_store_says_unknown_when_deleting_has_no_answer(place: Place, lost: str) -> None:
+async def test_store_raises_when_deleting_has_no_answer(place: Place, lost: str) -> None:
     """And for one that was to go: it stays where the request was lost."""
     made = stored(await place.store.create(KEY, FRESH))
     place.peer.lost = lost
 
-    deleted = await place.store.delete(KEY, made.revision)
+    with pytest.raises(PeerUnavailable):
+        await place.store.delete(KEY, made.revision)
 
-    assert isinstance(deleted, Unknown)
-    assert (await place.rival.get(KEY) is None) == (lost == "answer")
+    assert (await place.rival.read(KEY) is None) == (lost == "answer")
 
 
 async def test_api_server_store_says_why_when_the_namespace_is_not_there(tmp_path: Path) -> None:
@@ -210,25 +208,6 @@ async def test_api_server_store_says_why_when_the_namespace_is_not_there(tmp_pat
 
         with pytest.raises(PeerUnavailable, match='404 namespaces "default" not found'):
             await place.store.create(KEY, FRESH)
-
-
-async def test_writer_raises_what_is_unknown_when_a_write_has_no_answer(place: Place) -> None:
-    """A reconciler's work on the object ends there, so that the next round begins with what is
-    there then.
-
-    A lost write only is dropped.
-    """
-    writer = ObjectWriter(place.store)
-    made = await writer.create(KEY, FRESH)
-    assert made is not None
-    place.peer.lost = "answer"
-
-    with pytest.raises(PeerUnavailable):
-        await writer.write(KEY, made.revision, reserved(made.value))
-    seen = await place.rival.get(KEY)
-    assert seen is not None
-    with pytest.raises(PeerUnavailable):
-        await writer.delete(KEY, seen.revision)
 
 
 async def test_store_gives_what_it_wrote_when_the_content_is_malformed(bus: Bus) -> None:
@@ -268,7 +247,7 @@ async def test_watch_tells_what_exists_and_then_what_others_write(place: Place) 
     watched = place.watched("resourceclaim")
     async with watched.running() as watch:
         copied = place.copied(KEY)
-        changed = stored(await place.rival.put(KEY, first.revision, noted(first.value, "theirs")))
+        changed = stored(await place.rival.write(KEY, first.revision, noted(first.value, "theirs")))
         made = stored(await place.rival.create(OTHER, _named(OTHER)))
 
         assert await watch.reached(made.revision, 10)
@@ -299,7 +278,7 @@ async def test_watch_drops_an_object_when_somebody_deletes_it(place: Place) -> N
     stored(await place.rival.create(OTHER, _named(OTHER)))
     watched = place.watched("resourceclaim")
     async with watched.running():
-        assert isinstance(await place.rival.delete(KEY, made.revision), Deleted)
+        assert await place.rival.delete(KEY, made.revision)
         await watched.until(lambda: place.copied(KEY) is None)
 
     assert place.copied(OTHER) is not None
@@ -315,18 +294,18 @@ async def test_copy_shows_what_came_after_a_write_when_the_watch_is_faster_than_
     newest: list[Stored] = []
 
     async def others_go_on() -> None:
-        ours = await place.rival.get(KEY)
+        ours = await place.rival.read(KEY)
         assert ours is not None
         if later == "deleted":
-            assert isinstance(await place.rival.delete(KEY, ours.revision), Deleted)
+            assert await place.rival.delete(KEY, ours.revision)
             await watched.until(lambda: place.copied(KEY) is None)
             return
-        newest.append(stored(await place.rival.put(KEY, ours.revision, noted(ours.value, "theirs"))))
+        newest.append(stored(await place.rival.write(KEY, ours.revision, noted(ours.value, "theirs"))))
         await watched.until(lambda: (copied := place.copied(KEY)) and copied.revision == newest[0].revision)
 
     async with watched.running():
         place.peer.before_answer = others_go_on
-        stored(await place.store.put(KEY, made.revision, noted(made.value, "ours")))
+        stored(await place.store.write(KEY, made.revision, noted(made.value, "ours")))
 
         copied = place.copied(KEY)
 
@@ -345,7 +324,7 @@ async def test_watch_drops_what_went_while_nobody_watched(place: Place) -> None:
         pass
     for lost in (gone, old):
         key = ObjectKey("resourceclaim", "default", lost.value.metadata["name"])
-        assert isinstance(await place.rival.delete(key, lost.revision), Deleted)
+        assert await place.rival.delete(key, lost.revision)
     again = stored(await place.rival.create(OTHER, noted(_named(OTHER), "again")))
     place.forget_history()
 
@@ -392,14 +371,14 @@ async def test_watch_falls_back_to_the_newest_readable_version_when_garbage_stan
     """
     place = nats_place(bus)
     made = stored(await place.store.create(KEY, FRESH))
-    noted_last = stored(await place.store.put(KEY, made.revision, noted(FRESH, "last")))
+    noted_last = stored(await place.store.write(KEY, made.revision, noted(FRESH, "last")))
     revision = await write_garbage(bus, OBJECT, **KEY._asdict())
 
     restarted = nats_place(bus)
     async with restarted.watched("resourceclaim").running():
         copied = restarted.copied(KEY)
         assert copied is not None
-        healed = stored(await restarted.store.put(KEY, copied.revision, reserved(copied.value)))
+        healed = stored(await restarted.store.write(KEY, copied.revision, reserved(copied.value)))
 
     assert (copied.revision, copied.value) == (revision, noted_last.value)
     assert healed.revision > revision

@@ -17,7 +17,6 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.devicekit.classic.classic import ClassicDriver
 from topobus.devicekit.classic.classic_registry import load_classic_drivers
 from topobus.engine.claims import lifecycle as conditions
@@ -70,7 +69,7 @@ class ClassicDriverRunner:
         self._state = state
         self._metrics = metrics
         self._is_whole = is_whole
-        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
+        self._store = NatsStore(runtime.bus, state)
         self._queue = WorkQueue("classic", runtime.clock, settings.retry_s, failures=metrics.set_aside)
         self._context = StoreContext(state)
         self._found = load_classic_drivers(self._context)
@@ -118,7 +117,7 @@ class ClassicDriverRunner:
         claim = stored.value
         metadata = stored.metadata
         if metadata.deletion_timestamp:
-            if not metadata.finalizers and await self._writer.delete(key, stored.revision):
+            if not metadata.finalizers and await self._store.delete(key, stored.revision):
                 get_logger().info("claim.released", claim=stored.shown)
             return
         device_class = class_of_group(str(claim.status.get("driverName") or ""))
@@ -145,7 +144,7 @@ class ClassicDriverRunner:
             return
         now = rfc3339(self._runtime.clock.now())
         api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now)
-        await self._writer.write(key, stored.revision, api_object)
+        await self._store.write(key, stored.revision, api_object)
 
     async def _whenever(self, changed: asyncio.Event, queue: WorkQueue, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work after each change, and when an object is due."""

@@ -23,7 +23,6 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.devicekit.classic.classic import ClaimWork, ClassicDriver
 from topobus.engine.allocation.explanations import SHOWN_NODES
 from topobus.engine.allocation.miss_reasons import summarize
@@ -70,7 +69,7 @@ class ClassicClaimReconciler:
         self._clock = runtime.clock
         self._bus = runtime.bus
         self._state = state
-        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
+        self._store = NatsStore(runtime.bus, state)
         self._metrics = metrics
         self.queue = WorkQueue(f"classic-{driver.name}", runtime.clock, settings.retry_s, failures=metrics.set_aside)
         """When each of its objects is due."""
@@ -279,7 +278,7 @@ class ClassicClaimReconciler:
         None when the write lost its compare-and-set.
         """
         begun = classic_lifecycle.with_attempt(stored.value, self._name, node)
-        return stored if begun is stored.value else await self._writer.write(key, stored.revision, begun)
+        return stored if begun is stored.value else await self._store.write(key, stored.revision, begun)
 
     async def _allocate(self, works: Sequence[ClaimWork], node: str) -> Sequence[classic.AllocationResult | Refusal]:
         outcomes = await self._call("allocate", lambda: self.driver.allocate(works, node))
@@ -306,7 +305,7 @@ class ClassicClaimReconciler:
                 key, begun, "Invalid", f"driver {self._name} gave what cannot be written: {problems[0]}"
             )
             return
-        if await self._writer.write(key, begun.revision, done) is not None:
+        if await self._store.write(key, begun.revision, done) is not None:
             self._metrics.decisions.labels("allocated").inc()
             self._log.info("claim.allocated", claim=name_of(done), pod=name_of(pod) if pod is not None else "")
 
@@ -326,13 +325,13 @@ class ClassicClaimReconciler:
             return
         cleared = classic_lifecycle.deallocated(claim)
         if cleared != claim:
-            written = await self._writer.write(key, stored.revision, cleared)
+            written = await self._store.write(key, stored.revision, cleared)
             if written is None:
                 return
             stored = written
         self._log.info("claim.deallocated", claim=name_of(claim), had_allocation=status.allocation is not None)
         if metadata_of(claim).deletion_timestamp and classic_lifecycle.has_protection(claim, self._name):
-            await self._writer.write(
+            await self._store.write(
                 key, stored.revision, classic_lifecycle.without_protection(stored.value, self._name)
             )
 
@@ -346,7 +345,7 @@ class ClassicClaimReconciler:
         unsuitable_nodes = {entry: [node for node in nodes if node in why] for entry, why in unsuitable.items()}
         api_object = negotiation.with_unsuitable(stored.value, unsuitable_nodes)
         if api_object.status != stored.value.status:
-            await self._writer.write(key, stored.revision, api_object)
+            await self._store.write(key, stored.revision, api_object)
 
     async def _report_unsuitable(self, key: ObjectKey, nodes: Sequence[str], why: dict[str, Reason]) -> None:
         stored = self._state.objects.get(key)
@@ -366,7 +365,7 @@ class ClassicClaimReconciler:
         api_object = conditions.with_condition(
             stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind
         )
-        await self._writer.write(key, stored.revision, api_object)
+        await self._store.write(key, stored.revision, api_object)
 
     def _is_for_this_driver(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
         """Say whether the claim belongs to this driver: by its status, its finalizer, or else its

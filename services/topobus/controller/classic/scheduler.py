@@ -22,7 +22,6 @@ from topobus.controller.classic.rules.negotiation import (
 )
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.claims.reservations import ClaimUse, claim_uses
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.engine.claims.templates import owner_pod_uid
@@ -57,7 +56,7 @@ class ClassicScheduler:
         self._look_without = nodes_without
         self._clock = runtime.clock
         self._state = state
-        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
+        self._store = NatsStore(runtime.bus, state)
         self._waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         self._uses: dict[ObjectKey, tuple[int, tuple[ClaimUse, ...]]] = {}
         self._log = get_logger()
@@ -137,7 +136,7 @@ class ClassicScheduler:
             classic_lifecycle.without_reservations(stored.value, uids, asks_back=True)
         )
         self._log.info("claim.taken-back", claim=name_of(asked))
-        return await self._writer.write(key, stored.revision, asked) is not None
+        return await self._store.write(key, stored.revision, asked) is not None
 
     def _seen(self, key: ObjectKey, stored: Stored) -> Hashable:
         """Return the version of what a pod's next step depends on: the pod, its context, its
@@ -249,12 +248,12 @@ class ClassicScheduler:
             # A name made of the pod's uid: two replicas make the same context.
             identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{metadata_of(pod).uid}/context"))
             fresh = admit(negotiation.context_for(pod), uid=identity, now=rfc3339(self._clock.now()))
-            await self._writer.write(key, 0, negotiation.with_spec(fresh, step))
+            await self._store.write(key, 0, negotiation.with_spec(fresh, step))
             return
         api_object = negotiation.with_spec(stored.value, step)
         if api_object.spec != stored.value.spec:
             self._log.info("pod.negotiated", pod=name_of(pod), selected=step.selected, potential=len(step.potential))
-            await self._writer.write(key, stored.revision, api_object)
+            await self._store.write(key, stored.revision, api_object)
 
     async def _reserve(self, pod: ApiObject, keys: dict[str, ObjectKey], step: Ready) -> tuple[Reason, ...]:
         """Reserve all claims for the pod."""
@@ -262,7 +261,7 @@ class ClassicScheduler:
         for claim_key in sorted(keys.values()):
             stored = self._state.objects[claim_key]
             reserved = classic_lifecycle.with_reservation(stored.value, pod)
-            if reserved is not stored.value and await self._writer.write(claim_key, stored.revision, reserved) is None:
+            if reserved is not stored.value and await self._store.write(claim_key, stored.revision, reserved) is None:
                 return (Reason(code="negotiating", message="its claims are being reserved"),)
         self._log.debug("pod.claims-ready", pod=name_of(pod), nodes=list(step.nodes))
         return ()
@@ -287,7 +286,7 @@ class ClassicScheduler:
             return  # its driver's reconciler reports it
         if gone:
             self._log.info("claim.users-dropped", claim=stored.shown, users=sorted(gone))
-            await self._writer.write(
+            await self._store.write(
                 key, stored.revision, classic_lifecycle.without_reservations(stored.value, gone, asks_back=is_delayed)
             )
 
@@ -318,7 +317,7 @@ class ClassicScheduler:
         stored = self._state.objects.get(key)
         if stored is not None and stored.uid == user.uid:
             return stored.value.status.get("phase") in _ENDED
-        entry = await self._writer.read(key)
+        entry = await self._store.read(key)
         return entry is None or metadata_of(entry.value).uid != user.uid
 
     async def _drop_context(self, key: ObjectKey, stored: Stored) -> None:
@@ -326,7 +325,7 @@ class ClassicScheduler:
         pod = self._state.objects.get(ObjectKey("pod", key.namespace, key.name))
         is_needed = pod is not None and pod.uid == owner_pod_uid(stored.value) and not pod.pod.is_bound
         if not is_needed and owner_pod_uid(stored.value) is not None:
-            await self._writer.delete(key, stored.revision)
+            await self._store.delete(key, stored.revision)
 
 
 def _uses(pod: ApiObject) -> tuple[ClaimUse, ...]:

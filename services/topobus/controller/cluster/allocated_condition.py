@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.claims.gate import (
     ALLOCATED_CONDITION,
     has_allocated_condition,
@@ -35,10 +35,10 @@ ALLOCATED = "its claims are allocated and reserved"
 class AllocatedCondition:
     """Writes the condition and the events that go with it."""
 
-    def __init__(self, clock: Clock, state: ApiServerState, writer: ObjectWriter, events: EventRecorder) -> None:
+    def __init__(self, clock: Clock, state: ApiServerState, store: ObjectStore, events: EventRecorder) -> None:
         self._clock = clock
         self._state = state
-        self._writer = writer
+        self._store = store
         self._events = events
         self._log = get_logger()
 
@@ -46,7 +46,7 @@ class AllocatedCondition:
         """Write the condition. None when it is there already, or another writer was first."""
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         value = with_allocated_condition(pod.value, is_true=is_true, reason=reason, message=message, now=now)
-        return await self._writer.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
+        return await self._store.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
 
     async def open_gate(self, key: Key, pod: Stored) -> None:
         """Open a pod's gate. A condition with the reason why it waited is set to true first."""
@@ -55,7 +55,7 @@ class AllocatedCondition:
             and await self.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED) is not None
         ):
             return
-        if await self._writer.write(ObjectKey("pod", *key), pod.revision, without_gate(pod.value)) is not None:
+        if await self._store.write(ObjectKey("pod", *key), pod.revision, without_gate(pod.value)) is not None:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
 
     async def tell_refused(self, pod: Stored, why: str) -> None:

@@ -28,7 +28,7 @@ from topobus.controller.commit.node_ledgers import NODE_FAILED, NodeLedgers
 from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
 from topobus.controller.config import ClusterSettings
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.allocation.values import DeviceId, GaveUp
 from topobus.engine.claims import attempts
@@ -54,7 +54,7 @@ class Intents:
         self,
         settings: ClusterSettings,
         state: ApiServerState,
-        writer: ObjectWriter,
+        store: ObjectStore,
         claims: Informer,
         ledgers: NodeLedgers,
         chooser: NodeChooser,
@@ -66,7 +66,7 @@ class Intents:
         self._writing: set[tuple[str, int]] = set()
         """Intents under way: the watch may bring one before the answer does."""
         self._state = state
-        self._writer = writer
+        self._store = store
         self._claims = claims
         self._ledgers = ledgers
         self._chooser = chooser
@@ -183,7 +183,7 @@ class Intents:
         key = (plan.pod.namespace, plan.pod.name)
         pod = self._state.pods.get(key)
         if pod is None or not pod.pod.has_gate:
-            pod = await self._writer.read(ObjectKey("pod", *key))
+            pod = await self._store.read(ObjectKey("pod", *key))
         return pod.pod.node if pod is not None else ""
 
     def are_anothers(self, intents: Sequence[Attempted]) -> bool:
@@ -270,7 +270,7 @@ class Intents:
             if is_open and note == kept:
                 continue
             withdrawn = attempts.with_attempt(claim.value, kept) if is_open else attempts.without_attempt(claim.value)
-            await self._writer.write(ObjectKey("resourceclaim", *key), claim.revision, withdrawn)
+            await self._store.write(ObjectKey("resourceclaim", *key), claim.revision, withdrawn)
 
     async def on_refused(self, plan: PodPlan, attempt: Attempt, refusal: Refusal) -> None:
         """Withdraw the attempts on a node that refuses, and exclude the devices for a while."""

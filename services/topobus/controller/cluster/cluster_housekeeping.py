@@ -20,7 +20,7 @@ from topobus.controller.commit.deallocate_claims import ClusterDeallocation
 from topobus.controller.commit.make_claims import GatedPodClaims
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.claims import attempts, lifecycle
 from topobus.engine.claims.attempts import Attempt
 from topobus.engine.claims.reservations import Consumer, without_reservations
@@ -48,7 +48,7 @@ class ClaimHousekeeping:
         self,
         clock: Clock,
         state: ApiServerState,
-        writer: ObjectWriter,
+        store: ObjectStore,
         deallocation: ClusterDeallocation,
         events: EventRecorder,
         queue: WorkQueue,
@@ -57,9 +57,9 @@ class ClaimHousekeeping:
     ) -> None:
         self._clock = clock
         self._state = state
-        self._writer = writer
+        self._store = store
         self._deallocation = deallocation
-        self._gated_pod_claims = GatedPodClaims(clock, state, writer)
+        self._gated_pod_claims = GatedPodClaims(clock, state, store)
         self._events = events
         self._queue = queue
         self._is_own = is_own
@@ -138,7 +138,7 @@ class ClaimHousekeeping:
         pod = self._state.pods.get(key) if key is not None else None
         if pod is None:
             try:
-                pod = await self._writer.read(ObjectKey("pod", namespace, user.name))
+                pod = await self._store.read(ObjectKey("pod", namespace, user.name))
             except ContractError:
                 return False  # it exists but cannot be read: its reservation stays
         return pod is None or pod.uid != user.uid or pod.pod.is_over
@@ -163,8 +163,8 @@ class ClaimHousekeeping:
             (str(reference.get("name")) for reference in metadata.owner_references if reference.get("uid") == owner), ""
         )
         has_ended = await self._has_ended(key[0], Consumer("pods", name, owner))
-        if has_ended and await self._writer.delete(ObjectKey("resourceclaim", *key), claim.revision):
+        if has_ended and await self._store.delete(ObjectKey("resourceclaim", *key), claim.revision):
             self._log.info("claim.deleted", claim=claim.shown, why="the pod that it was made for has ended")
 
     async def _write(self, key: Key, claim: Stored, value: ApiObject) -> None:
-        await self._writer.write(ObjectKey("resourceclaim", *key), claim.revision, value)
+        await self._store.write(ObjectKey("resourceclaim", *key), claim.revision, value)

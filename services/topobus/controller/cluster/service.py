@@ -38,7 +38,6 @@ from topobus.controller.store.api import (
 from topobus.controller.store.api_server_store import ApiServerStore
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.kubernetes_api import KubernetesApi
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.cel.selector import CelCompiler
 from topobus.kubernetes.informers import Informer
 from topobus.process.logging import get_logger
@@ -92,23 +91,23 @@ class ClusterController:
         self._metrics = ClusterMetrics(runtime.registry)
         self._copies = BusCopies(runtime, self._state, self._queue("node-state"), self._wake, metrics.remarked)
         self._repairs = Repairs(runtime, self._state, settings, metrics, lambda: self._copies.is_whole)
-        writer = ObjectWriter(ApiServerStore(api, self._state, self._metrics))
+        store = ApiServerStore(api, self._state, self._metrics)
         self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._changed.set)
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
-        deallocation = ClusterDeallocation(self._state, writer, ledgers, metrics)
+        deallocation = ClusterDeallocation(self._state, store, ledgers, metrics)
         events = EventRecorder(api, runtime.clock, f"{runtime.name}-{runtime.node}")
         self._events = events
         self._told_foreign: dict[str, str] = {}
-        condition = AllocatedCondition(runtime.clock, self._state, writer, events)
+        condition = AllocatedCondition(runtime.clock, self._state, store, events)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
         intents = Intents(
             cluster,
             self._state,
-            writer,
+            store,
             self._informers[CLAIMS],
             ledgers,
             NodeChooser(settings, self._state, runtime.clock, compiler, metrics),
-            AllocationCommitter(runtime.clock, writer, ledgers, decisions, metrics),
+            AllocationCommitter(runtime.clock, store, ledgers, decisions, metrics),
             ReplicaTurns(runtime.clock, cluster.retry_s),
         )
         self._gates = GatedPodReconciler(
@@ -122,12 +121,12 @@ class ClusterController:
             self._changed.set,
         )
         self._unschedulable = UnschedulablePods(
-            cluster, self._state, writer, deallocation, condition, events, self._queue("deallocation")
+            cluster, self._state, store, deallocation, condition, events, self._queue("deallocation")
         )
         self._housekeeping = ClaimHousekeeping(
             runtime.clock,
             self._state,
-            writer,
+            store,
             deallocation,
             events,
             self._queue("housekeeping"),

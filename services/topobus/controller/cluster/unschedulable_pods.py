@@ -25,7 +25,7 @@ from topobus.controller.commit.deallocate_claims import ClusterDeallocation
 from topobus.controller.config import ClusterSettings
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.allocation.values import DeviceId
 from topobus.engine.claims.attempts import Attempt
 from topobus.engine.claims.gate import REFUSED_BY_SCHEDULER, allocated_reason
@@ -68,7 +68,7 @@ class UnschedulablePods:
         self,
         settings: ClusterSettings,
         state: ApiServerState,
-        writer: ObjectWriter,
+        store: ObjectStore,
         deallocation: ClusterDeallocation,
         condition: AllocatedCondition,
         events: EventRecorder,
@@ -76,7 +76,7 @@ class UnschedulablePods:
     ) -> None:
         self._settings = settings
         self._state = state
-        self._writer = writer
+        self._store = store
         self._deallocation = deallocation
         self._events = events
         self._condition = condition
@@ -218,7 +218,7 @@ class UnschedulablePods:
 
     async def _second(self, key: Key, pod: Stored, left: list[_OwnAllocation]) -> None:
         """Take the devices back, or the reservation if the pod was bound after all."""
-        now = await self._writer.read(ObjectKey("pod", *key))
+        now = await self._store.read(ObjectKey("pod", *key))
         if now is not None and now.uid == pod.uid and now.pod.node:
             await self._reserve_again(now, left)
         else:
@@ -237,7 +237,7 @@ class UnschedulablePods:
             await self._write(owned, reserved)
 
     async def _write(self, owned: _OwnAllocation, value: ApiObject) -> None:
-        await self._writer.write(ObjectKey("resourceclaim", *owned.key), owned.claim.revision, value)
+        await self._store.write(ObjectKey("resourceclaim", *owned.key), owned.claim.revision, value)
 
     async def _deallocate(self, pod: Stored, ours: list[_OwnAllocation], why: str) -> None:
         for owned in ours:

@@ -25,7 +25,7 @@ from topobus.controller.commit.allocator import Member
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NODE_FAILED, Held, NodeLedgers, Overtaken
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.allocation.values import DeviceId
 from topobus.engine.claims import attempts, lifecycle
@@ -126,13 +126,13 @@ class AllocationCommitter:
     def __init__(
         self,
         clock: Clock,
-        writer: ObjectWriter,
+        store: ObjectStore,
         ledgers: NodeLedgers,
         decisions: DecisionPublisher,
         metrics: ControllerMetrics,
     ) -> None:
         self._clock = clock
-        self._writer = writer
+        self._store = store
         self._ledgers = ledgers
         self._decisions = decisions
         self._metrics = metrics
@@ -145,7 +145,7 @@ class AllocationCommitter:
         """
         group: list[Attempted] = []
         for draft in drafts:
-            written = await self._writer.write(draft.key, draft.revision, draft.value)
+            written = await self._store.write(draft.key, draft.revision, draft.value)
             if written is None:
                 break
             group.append(Attempted(draft.key, written, draft.attempt))
@@ -179,7 +179,7 @@ class AllocationCommitter:
             value = rules.allocated(attempted.stored.value, lengthened, self._clock.now())
             if isinstance(value, Reason):
                 return await self._refuse(attempted, Refusal(reasons=(value,)), rules)
-            if await self._writer.write(attempted.key, attempted.stored.revision, value) is None:
+            if await self._store.write(attempted.key, attempted.stored.revision, value) is None:
                 break
             self._metrics.decisions.labels("allocated").inc()
             devices = [granted_device.device for granted_device in attempted.attempt.allocation.devices.results]
@@ -205,7 +205,7 @@ class AllocationCommitter:
             reserved = with_reservation(stored.value, pod)
             if isinstance(reserved, Reason):
                 return reserved
-            if reserved is not stored.value and await self._writer.write(key, stored.revision, reserved) is None:
+            if reserved is not stored.value and await self._store.write(key, stored.revision, reserved) is None:
                 return False
         return True
 
@@ -217,7 +217,7 @@ class AllocationCommitter:
         for key, stored in claims:
             freed = without_reservations(stored.value, uids)
             if freed is not stored.value:
-                await self._writer.write(key, stored.revision, freed)
+                await self._store.write(key, stored.revision, freed)
 
     async def _hold(self, attempted: Attempted, rules: CommitRules) -> Held | Refusal | Overtaken:
         try:
@@ -228,7 +228,7 @@ class AllocationCommitter:
             return await rules.refusal_of(attempted, err)
 
     async def _is_newest(self, attempted: Attempted) -> bool:
-        newest = await self._writer.read(attempted.key)
+        newest = await self._store.read(attempted.key)
         return newest is not None and attempts.is_current(newest.value, attempted.stored.uid, attempted.attempt)
 
     async def _refuse(self, attempted: Attempted, refusal: Refusal, rules: CommitRules) -> Refusal:

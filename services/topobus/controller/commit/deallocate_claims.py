@@ -22,7 +22,7 @@ from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.claims import attempts, lifecycle
 from topobus.engine.claims.objects import Pod
@@ -57,13 +57,13 @@ class ClaimDeallocation:
         self,
         clock: Clock,
         state: StandaloneState,
-        writer: ObjectWriter,
+        store: ObjectStore,
         ledgers: NodeLedgers,
         metrics: ControllerMetrics,
     ) -> None:
         self._clock = clock
         self._state = state
-        self._writer = writer
+        self._store = store
         self._ledgers = ledgers
         self._metrics = metrics
         self._fenced: dict[ObjectKey, tuple[int, frozenset[str]]] = {}
@@ -82,7 +82,7 @@ class ClaimDeallocation:
         """
         self._log.info("claim.taken-back", claim=stored.shown, why=why)
         return (
-            await self._writer.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why))
+            await self._store.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why))
             is not None
         )
 
@@ -97,7 +97,7 @@ class ClaimDeallocation:
         self._fenced.pop(key, None)
         now = rfc3339(self._clock.now())
         freed = without_allocation(stored.value, why=stored.claim.deallocation, now=now)
-        if await self._writer.write(key, stored.revision, freed) is not None:
+        if await self._store.write(key, stored.revision, freed) is not None:
             self._metrics.decisions.labels("taken-back").inc()
         return None
 
@@ -118,10 +118,10 @@ class ClaimDeallocation:
         freed = lifecycle.without_protection(claim)
         if not lifecycle.is_finished(freed):
             if freed != claim:
-                await self._writer.write(key, stored.revision, freed)
+                await self._store.write(key, stored.revision, freed)
             return
-        last = stored if freed == claim else await self._writer.write(key, stored.revision, freed)
-        if last is None or not await self._writer.delete(key, last.revision):
+        last = stored if freed == claim else await self._store.write(key, stored.revision, freed)
+        if last is None or not await self._store.delete(key, last.revision):
             return
         self._metrics.decisions.labels("released").inc()
         self._log.info("claim.released", claim=stored.shown)
@@ -141,7 +141,7 @@ class ClaimDeallocation:
             if node in kept:
                 continue
             ledger = await self._ledgers.read(node)
-            newest = await self._writer.read(key)
+            newest = await self._store.read(key)
             if (
                 ledger is None
                 or owner.key not in ledger.allocations
@@ -171,7 +171,7 @@ class ClaimDeallocation:
         for user in consuming_pods(stored):
             pod_key = ObjectKey("pod", key.namespace, user.name)
             try:
-                entry = await self._writer.read(pod_key)
+                entry = await self._store.read(pod_key)
             except ContractError:
                 continue  # no pod can be read there, so none is bound
             pod = Pod(entry.value) if entry is not None else None
@@ -180,10 +180,10 @@ class ClaimDeallocation:
             if pod.is_bound:
                 why = "the pod was bound before the claim could be taken back"
                 self._log.info("claim.kept", claim=stored.shown, pod=pod.shown, why=why)
-                await self._writer.write(key, stored.revision, lifecycle.without_deallocation(claim))
+                await self._store.write(key, stored.revision, lifecycle.without_deallocation(claim))
                 return _Fence.KEPT
             if user.uid not in fenced:
-                if await self._writer.write(pod_key, entry.revision, with_retreat(entry.value)) is None:
+                if await self._store.write(pod_key, entry.revision, with_retreat(entry.value)) is None:
                     return _Fence.LOST
                 fenced |= {user.uid}
         self._fenced[key] = (number, fenced)
@@ -231,7 +231,7 @@ class ClaimDeallocation:
         api_object = lifecycle.with_condition(
             stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED
         )
-        await self._writer.write(key, stored.revision, api_object)
+        await self._store.write(key, stored.revision, api_object)
 
 
 class ClusterDeallocation:
@@ -240,10 +240,10 @@ class ClusterDeallocation:
     """
 
     def __init__(
-        self, state: ApiServerState, writer: ObjectWriter, ledgers: NodeLedgers, metrics: ControllerMetrics
+        self, state: ApiServerState, store: ObjectStore, ledgers: NodeLedgers, metrics: ControllerMetrics
     ) -> None:
         self._state = state
-        self._writer = writer
+        self._store = store
         self._ledgers = ledgers
         self._metrics = metrics
         self._log = get_logger()
@@ -255,7 +255,7 @@ class ClusterDeallocation:
 
         Errors: raises PeerUnavailable.
         """
-        freed = await self._writer.write(
+        freed = await self._store.write(
             ObjectKey("resourceclaim", *key), claim.revision, lifecycle.without_result(claim.value)
         )
         if freed is None or freed.claim.is_allocated:

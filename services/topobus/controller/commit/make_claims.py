@@ -17,7 +17,7 @@ import msgspec
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.claims.extended_resources import (
     claim_of_pod,
     extended_claim,
@@ -50,9 +50,9 @@ class _ClaimMaker:
     derived from the pod's uid.
     """
 
-    def __init__(self, clock: Clock, writer: ObjectWriter) -> None:
+    def __init__(self, clock: Clock, store: ObjectStore) -> None:
         self._clock = clock
-        self._writer = writer
+        self._store = store
 
     async def make(self, pod: ApiObject, wanted: WantedClaim, template: ApiObject) -> None:
         """Make the claim of one entry. An existing claim of that name is left as it is.
@@ -66,17 +66,17 @@ class _ClaimMaker:
     async def store(self, pod: ApiObject, claim: ApiObject, template: str = "") -> None:
         """Store a claim that was made for a pod."""
         metadata = metadata_of(claim)
-        if await self._writer.create(ObjectKey("resourceclaim", metadata.namespace, metadata.name), claim) is not None:
+        if await self._store.create(ObjectKey("resourceclaim", metadata.namespace, metadata.name), claim) is not None:
             get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template=template)
 
 
 class GatedPodClaims:
     """Makes the claims of gated pods in a cluster where kube-controller-manager does not."""
 
-    def __init__(self, clock: Clock, state: ApiServerState, writer: ObjectWriter) -> None:
+    def __init__(self, clock: Clock, state: ApiServerState, store: ObjectStore) -> None:
         self._state = state
-        self._writer = writer
-        self._maker = _ClaimMaker(clock, writer)
+        self._store = store
+        self._maker = _ClaimMaker(clock, store)
 
     async def make(self, key: Key, stored: Stored) -> None:
         """Make the missing claims of one pod, and write the names into its status."""
@@ -96,7 +96,7 @@ class GatedPodClaims:
             made.append({"name": wanted.entry, "resourceClaimName": name})
         if made:
             named = msgspec.structs.replace(pod, status={**pod.status, "resourceClaimStatuses": [*statuses, *made]})
-            await self._writer.write(ObjectKey("pod", *key), stored.revision, named)
+            await self._store.write(ObjectKey("pod", *key), stored.revision, named)
 
     def _claim_of(self, key: Key, pod: Stored, entry: str) -> str:
         """Name the claim that any component has made for an entry already.
@@ -117,8 +117,8 @@ class ClaimTemplateReconciler:
         self._queue = queue
         self._runtime = runtime
         self._state = state
-        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
-        self._maker = _ClaimMaker(runtime.clock, self._writer)
+        self._store = NatsStore(runtime.bus, state)
+        self._maker = _ClaimMaker(runtime.clock, self._store)
         self._logged: dict[ObjectKey, str] = {}
         self._seen: tuple[int, int, int] | None = None
         """Versions of pods, claims and templates at which no pod had work left."""
@@ -171,7 +171,7 @@ class ClaimTemplateReconciler:
             await self._maker.make(pod, wanted_claim, template.value)
         named = await self._with_extended(key, with_claim_names(pod, wanted))
         if named != pod:
-            await self._writer.write(key, stored.revision, named)
+            await self._store.write(key, stored.revision, named)
         self._logged.pop(key, None)
 
     async def _with_extended(self, key: ObjectKey, pod: ApiObject) -> ApiObject:
@@ -193,9 +193,9 @@ class ClaimTemplateReconciler:
         if marked is None:
             # An attempt that another replica has made since is protected by its finalizer: that
             # claim ends after its devices are released.
-            await self._writer.delete(key, stored.revision)
+            await self._store.delete(key, stored.revision)
         else:
-            await self._writer.write(key, stored.revision, marked)
+            await self._store.write(key, stored.revision, marked)
 
     def _log_once(self, key: ObjectKey, pod: ApiObject, why: str) -> None:
         """Log a fault of a pod once."""

@@ -19,7 +19,7 @@ from topobus.controller.standalone.claim_conditions import ClaimConditions
 from topobus.controller.standalone.claim_queue import ClaimQueue
 from topobus.controller.standalone.commit_tasks import CommitTasks
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.allocation.values import DeviceId
 from topobus.engine.claims import attempts, lifecycle
@@ -42,7 +42,7 @@ class ClaimCommits:
     def __init__(
         self,
         state: StandaloneState,
-        writer: ObjectWriter,
+        store: ObjectStore,
         refusals: RefusalBackoff[DeviceId],
         conditions: ClaimConditions,
         committer: AllocationCommitter,
@@ -51,7 +51,7 @@ class ClaimCommits:
         queue: ClaimQueue,
     ) -> None:
         self._state = state
-        self._writer = writer
+        self._store = store
         self._refusals = refusals
         self._conditions = conditions
         self._committer = committer
@@ -139,6 +139,6 @@ class ClaimCommits:
         key, stored, attempt = attempted.key, attempted.stored, attempted.attempt
         devices = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
         self._refusals.add(key, devices, summarize(refusal.reasons))
-        dropped = await self._writer.write(key, stored.revision, attempts.without_attempt(stored.value))
+        dropped = await self._store.write(key, stored.revision, attempts.without_attempt(stored.value))
         if dropped is not None:
             await self._conditions.write(key, dropped, "RefusedByNode", refusal.reasons)

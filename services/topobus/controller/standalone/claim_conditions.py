@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.claims import lifecycle
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.process.clock import Clock
@@ -28,10 +28,10 @@ class ClaimConditions:
     """Writes the conditions of claims."""
 
     def __init__(
-        self, clock: Clock, writer: ObjectWriter, decisions: DecisionPublisher, metrics: ControllerMetrics
+        self, clock: Clock, store: ObjectStore, decisions: DecisionPublisher, metrics: ControllerMetrics
     ) -> None:
         self._clock = clock
-        self._writer = writer
+        self._store = store
         self._decisions = decisions
         self._metrics = metrics
         self._advice_left = _MOST_ADVICE
@@ -70,7 +70,7 @@ class ClaimConditions:
         api_object = lifecycle.with_advice(
             api_object, message="; ".join(each_reason.message for each_reason in advice), now=now
         )
-        written = await self._writer.write(key, stored.revision, api_object)
+        written = await self._store.write(key, stored.revision, api_object)
         if written is None:
             return stored
         to_free = tuple(each_reason for each_reason in advice if each_reason.facts.get("change") == "free")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from topobus.controller.commit.ledger_releases import UnderWay
 from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.claims.lifecycle import without_finalizer
 from topobus.engine.claims.objects import Pod
@@ -28,10 +28,10 @@ __all__ = ["PodCleanup"]
 class PodCleanup:
     """Releases what deleted pods held."""
 
-    def __init__(self, state: StandaloneState, writer: ObjectWriter, ledgers: NodeLedgers) -> None:
+    def __init__(self, state: StandaloneState, store: ObjectStore, ledgers: NodeLedgers) -> None:
         self._ledgers = ledgers
         self._state = state
-        self._writer = writer
+        self._store = store
         self._log = get_logger()
 
     async def finish(self, key: ObjectKey, stored: Stored) -> None:
@@ -56,17 +56,17 @@ class PodCleanup:
                     return
             for claim_key, claim in self._reserved_by(who):
                 if (
-                    await self._writer.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,)))
+                    await self._store.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,)))
                     is None
                 ):
                     return
         freed = without_finalizer(pod, PLACEMENT_PROTECTION)
         if metadata_of(freed).finalizers:
             if freed != pod:
-                await self._writer.write(key, stored.revision, freed)
+                await self._store.write(key, stored.revision, freed)
             return
-        last = stored if freed == pod else await self._writer.write(key, stored.revision, freed)
-        if last is None or not await self._writer.delete(key, last.revision):
+        last = stored if freed == pod else await self._store.write(key, stored.revision, freed)
+        if last is None or not await self._store.delete(key, last.revision):
             return
         self._log.info("pod.released", pod=stored.shown)
 
@@ -101,7 +101,7 @@ class PodCleanup:
             if user.resource != "pods" or (pod is not None and pod.uid == user.uid):
                 continue
             try:
-                entry = await self._writer.read(pod_key)
+                entry = await self._store.read(pod_key)
             except ContractError:
                 # The store has an object of this key that cannot be read, or no pod can have this
                 # name. That is no evidence, and the claim's other users are checked.
@@ -110,7 +110,7 @@ class PodCleanup:
                 gone.append(user.uid)
         if gone:
             self._log.info("claim.users-dropped", claim=stored.shown, users=gone)
-            await self._writer.write(key, stored.revision, without_reservations(stored.value, gone))
+            await self._store.write(key, stored.revision, without_reservations(stored.value, gone))
 
     def _reserved_by(self, who: PodRef) -> list[tuple[ObjectKey, Stored]]:
         reserved: list[tuple[ObjectKey, Stored]] = []

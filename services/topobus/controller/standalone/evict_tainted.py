@@ -20,7 +20,6 @@ from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.allocation.tolerations import TaintRule
 from topobus.engine.allocation.values import DeviceId
 from topobus.engine.claims import attempts, lifecycle
@@ -64,7 +63,7 @@ class Evictor:
         self._runtime = runtime
         self._state = state
         self._deallocation = deallocation
-        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
+        self._store = NatsStore(runtime.bus, state)
         self._first_seen: dict[_Mark, datetime] = {}
         self._seen_before: dict[_Mark, datetime] = {}
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
@@ -149,7 +148,7 @@ class Evictor:
         )
         if is_classic(claim):
             # Its driver deallocates it when its pods, which are being deleted now, are gone.
-            await self._writer.write(key, stored.revision, classic_lifecycle.with_deallocation_request(claim))
+            await self._store.write(key, stored.revision, classic_lifecycle.with_deallocation_request(claim))
         else:
             await self._deallocation.begin(key, stored, reason.message)
 
@@ -163,13 +162,13 @@ class Evictor:
         )
         marked = ask_deletion(api_object, now=now)
         if marked is not None:
-            await self._writer.write(key, stored.revision, marked)
+            await self._store.write(key, stored.revision, marked)
             return
-        written = await self._writer.write(key, stored.revision, api_object)
+        written = await self._store.write(key, stored.revision, api_object)
         if written is not None:
             # Nothing holds it, so it is deleted at once at this revision. A pod that a user creates
             # meanwhile under its name stays.
-            await self._writer.delete(key, written.revision)
+            await self._store.delete(key, written.revision)
 
     async def _announce(self, stored: Stored, eviction: Eviction, reason: Reason) -> None:
         claim = stored.value
@@ -200,7 +199,7 @@ class Evictor:
             stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS
         )
         if api_object.status != stored.value.status:
-            await self._writer.write(key, stored.revision, api_object)
+            await self._store.write(key, stored.revision, api_object)
 
 
 def _allocation(claim: Stored) -> AllocationResult | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.store.object_writer import ObjectWriter
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.claims.lifecycle import with_finalizer
 from topobus.engine.claims.reservations import with_node, with_pod_condition, with_retreat
 from topobus.engine.claims.stored import ObjectKey, Stored
@@ -27,10 +27,10 @@ class PodWrites:
     """Writes pods that are being scheduled."""
 
     def __init__(
-        self, clock: Clock, writer: ObjectWriter, decisions: DecisionPublisher, metrics: ControllerMetrics
+        self, clock: Clock, store: ObjectStore, decisions: DecisionPublisher, metrics: ControllerMetrics
     ) -> None:
         self._clock = clock
-        self._writer = writer
+        self._store = store
         self._decisions = decisions
         self._metrics = metrics
         self._log = get_logger()
@@ -38,7 +38,7 @@ class PodWrites:
     async def protect(self, key: ObjectKey, stored: Stored) -> Stored | None:
         """Write the finalizer. None when another writer was first."""
         protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)
-        return stored if protected is stored.value else await self._writer.write(key, stored.revision, protected)
+        return stored if protected is stored.value else await self._store.write(key, stored.revision, protected)
 
     async def retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
         """Mark the pod, so that no other replica binds it to a claim that is about to be taken from
@@ -46,11 +46,11 @@ class PodWrites:
 
         None when another writer has bound or changed the pod.
         """
-        return await self._writer.write(key, stored.revision, with_retreat(stored.value))
+        return await self._store.write(key, stored.revision, with_retreat(stored.value))
 
     async def bind(self, key: ObjectKey, stored: Stored, node: str) -> None:
         """Write the pod's node."""
-        if await self._writer.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
+        if await self._store.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
             self._metrics.pods.labels("scheduled").inc()
             self._log.info("pod.scheduled", pod=stored.shown, node=node)
 
@@ -63,7 +63,7 @@ class PodWrites:
         api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
         if api_object.status == stored.value.status:
             return stored
-        written = await self._writer.write(key, stored.revision, api_object)
+        written = await self._store.write(key, stored.revision, api_object)
         if written is None:
             return stored
         self._metrics.pods.labels("waiting").inc()

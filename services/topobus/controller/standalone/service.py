@@ -43,7 +43,6 @@ from topobus.controller.standalone.silent_services import SilentServices
 from topobus.controller.standalone.validate_classes import ClassReconciler
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore, NatsWatch
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.cel.selector import CelCompiler
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
@@ -75,16 +74,16 @@ class _Controller:
         allocator = Allocator(settings, runtime, self._state, compiler, metrics)
         self._consumers = ClaimUsers(self._state, self._queue("consumers"))
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
-        writer = ObjectWriter(NatsStore(runtime.bus, self._state))
-        deallocation = ClaimDeallocation(runtime.clock, self._state, writer, ledgers, metrics)
+        store = NatsStore(runtime.bus, self._state)
+        deallocation = ClaimDeallocation(runtime.clock, self._state, store, ledgers, metrics)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
-        committer = AllocationCommitter(runtime.clock, writer, ledgers, decisions, metrics)
-        conditions = ClaimConditions(runtime.clock, writer, decisions, metrics)
+        committer = AllocationCommitter(runtime.clock, store, ledgers, decisions, metrics)
+        conditions = ClaimConditions(runtime.clock, store, decisions, metrics)
         claim_queue = ClaimQueue(self._state, self._consumers, conditions, self._queue("claims"))
         self._commits = CommitTasks(settings.parallel_asks, self._changed.set)
         commits = ClaimCommits(
             self._state,
-            writer,
+            store,
             allocator.refusals,
             conditions,
             committer,
@@ -111,7 +110,7 @@ class _Controller:
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
         nodes = NodeFilter(settings, runtime, self._state, allocator, self._planner, self._consumers)
         self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._queue("classic-pods"))
-        pods = PodWrites(runtime.clock, writer, decisions, metrics)
+        pods = PodWrites(runtime.clock, store, decisions, metrics)
         self._scheduler = PodScheduler(
             self._state,
             self._consumers,
@@ -120,7 +119,7 @@ class _Controller:
                 self._state, self._consumers, nodes, committer, conditions, deallocation, self._classic, pods
             ),
             pods,
-            PodCleanup(self._state, writer, ledgers),
+            PodCleanup(self._state, store, ledgers),
             self._binding,
             self._queue("pods"),
         )

@@ -10,7 +10,6 @@ from functools import partial
 
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.cel.seam import SelectorCompiler, SelectorError
 from topobus.engine.claims import lifecycle
 from topobus.engine.claims.stored import ObjectKey, Stored
@@ -37,7 +36,7 @@ class ClassReconciler:
     def __init__(self, runtime: Runtime, state: StandaloneState, compiler: SelectorCompiler, queue: WorkQueue) -> None:
         self._runtime = runtime
         self._state = state
-        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
+        self._store = NatsStore(runtime.bus, state)
         self._compiler = compiler
         self._queue = queue
 
@@ -55,7 +54,7 @@ class ClassReconciler:
         api_object = lifecycle.with_condition(
             stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID
         )
-        written = await self._writer.write(key, stored.revision, api_object) if api_object != stored.value else None
+        written = await self._store.write(key, stored.revision, api_object) if api_object != stored.value else None
         if written is None:
             return Done(stored.revision)
         get_logger().info("class.judged", device_class=key.name, reason=reason, why=message)

@@ -7,7 +7,7 @@ without an answer, the object is read again, so that the next decision starts fr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from topobus.controller.cluster_metrics import ClusterMetrics
 from topobus.controller.state.cluster.api_server_state import ApiServerState
@@ -19,7 +19,6 @@ from topobus.controller.store.api import (
     Rejected,
 )
 from topobus.controller.store.kubernetes_api import KubernetesApi
-from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
 from topobus.engine.claims.gate import version_of
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.merge_patch import merge_patch
@@ -44,7 +43,7 @@ class ApiServerStore:
         self._state = state
         self._metrics = metrics
 
-    async def get(self, key: ObjectKey) -> Stored | None:
+    async def read(self, key: ObjectKey) -> Stored | None:
         """Read an object from the server. None when it is gone."""
         kind = _KINDS[key.kind]
         plain = await self._api.get(kind, key.namespace, key.name)
@@ -53,7 +52,7 @@ class ApiServerStore:
             return None
         return await self._update_copy(kind, key, plain)
 
-    async def create(self, key: ObjectKey, value: ApiObject) -> WriteOutcome:
+    async def create(self, key: ObjectKey, value: ApiObject) -> Stored | None:
         """Create an object, in the version that the server serves.
 
         Errors: raises PeerUnavailable when the server refuses it for another reason than a
@@ -71,14 +70,14 @@ class ApiServerStore:
         try:
             made = await self._api.create(kind, plain)
         except PeerUnavailable as err:
-            return await self._unknown(kind, key, err)
+            await self._raise_unknown(kind, key, err)
         if isinstance(made, Rejected) and made.code == NOT_FOUND:
             # The namespace is gone, not the object: no writer has created an object of this name.
             self._count(kind, "refused")
             raise _refusal(kind, key, made)
         return await self._outcome(kind, key, made)
 
-    async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
+    async def write(self, key: ObjectKey, revision: int, value: ApiObject) -> Stored | None:
         """Write the difference to the copy as a patch. A copy at another revision is a conflict.
 
         Errors: raises InvariantError when the status and something else differ: no one write
@@ -87,7 +86,7 @@ class ApiServerStore:
         stored = self._known(key)
         if stored is None or stored.revision != revision:
             self._count(_KINDS[key.kind], "lost")
-            return Conflict()  # the copy shows another version
+            return None  # the copy shows another version
         patch = bound_patch(stored.value, value)
         kind = _KINDS[key.kind]
         try:
@@ -95,32 +94,34 @@ class ApiServerStore:
                 kind, key.namespace, key.name, patch, part="status" if "status" in patch else ""
             )
         except PeerUnavailable as err:
-            return await self._unknown(kind, key, err)
+            await self._raise_unknown(kind, key, err)
         if self._known(key) is None and not isinstance(written, Rejected):
             # The watch brought its deletion before the answer: the copy has what came after this write.
             self._count(kind, "done")
             return _stored(kind, written)
         return await self._outcome(kind, key, written)
 
-    async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
+    async def delete(self, key: ObjectKey, revision: int) -> bool:
         """Delete an object at a revision. The watch updates the state."""
         kind = _KINDS[key.kind]
         try:
             rejected = await self._api.delete(kind, key.namespace, key.name, version=str(revision))
         except PeerUnavailable as err:
-            return await self._unknown(kind, key, err)
-        if rejected is None:
-            self._count(kind, "done")
-            return Deleted()
-        return await self._lost(kind, key, rejected)
+            await self._raise_unknown(kind, key, err)
+        if rejected is not None:
+            await self._lose(kind, key, rejected)
+            return False
+        self._count(kind, "done")
+        return True
 
-    async def _outcome(self, kind: Kind, key: ObjectKey, written: dict[str, Any] | Rejected) -> WriteOutcome:
+    async def _outcome(self, kind: Kind, key: ObjectKey, written: dict[str, Any] | Rejected) -> Stored | None:
         if isinstance(written, Rejected):
-            return await self._lost(kind, key, written)
+            await self._lose(kind, key, written)
+            return None
         self._count(kind, "done")
         return await self._update_copy(kind, key, written)
 
-    async def _lost(self, kind: Kind, key: ObjectKey, rejected: Rejected) -> Conflict:
+    async def _lose(self, kind: Kind, key: ObjectKey, rejected: Rejected) -> None:
         """Put the object that was there before our write into the copy.
 
         Errors: raises PeerUnavailable when the server refuses the write for another reason.
@@ -129,20 +130,16 @@ class ApiServerStore:
         if not rejected.is_conflict:
             raise _refusal(kind, key, rejected)
         get_logger().debug("write.lost", kind=kind.name, namespace=key.namespace, name=key.name, why=rejected.message)
-        await self.get(key)
-        return Conflict()
+        await self.read(key)
 
-    async def _unknown(self, kind: Kind, key: ObjectKey, error: PeerUnavailable) -> Unknown:
-        """Read the object after a write without an answer."""
+    async def _raise_unknown(self, kind: Kind, key: ObjectKey, error: PeerUnavailable) -> NoReturn:
+        """Read the object after a write without an answer, and raise that nobody answered."""
         self._count(kind, "unknown")
         get_logger().warning(
             "write.ambiguous", kind=kind.name, namespace=key.namespace, name=key.name, error=str(error)
         )
-        try:
-            await self.get(key)
-        except PeerUnavailable as err:
-            return Unknown(err)
-        return Unknown(error)
+        await self.read(key)
+        raise error
 
     def _count(self, kind: Kind, outcome: str) -> None:
         self._metrics.writes.labels(kind.name, outcome).inc()

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 
-from topobus.bus import bus
-from topobus.bus.bus import AmbiguousWrite, Bus, Change, ChangeKind
+from topobus.bus.bus import Bus, Change, ChangeKind, Conflict
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.objects import name_of
 from topobus.formats.messages import catalogue
@@ -34,26 +32,23 @@ class NatsStore:
         self._bus = bus
         self._state = state
 
-    async def get(self, key: ObjectKey) -> Stored | None:
+    async def read(self, key: ObjectKey) -> Stored | None:
         """Read an object from the stream's leader. None when there is none."""
         entry = await self._bus.get(catalogue.OBJECT, **key._asdict())
         return Stored(entry.revision, entry.value) if entry is not None else None
 
-    async def create(self, key: ObjectKey, value: ApiObject) -> WriteOutcome:
+    async def create(self, key: ObjectKey, value: ApiObject) -> Stored | None:
         """Create an object."""
-        return await self.put(key, 0, value)
+        return await self.write(key, 0, value)
 
-    async def put(self, key: ObjectKey, revision: int, value: ApiObject) -> WriteOutcome:
+    async def write(self, key: ObjectKey, revision: int, value: ApiObject) -> Stored | None:
         """Write an object if its stored revision is `revision`, 0 for an object that does not
         exist.
         """
-        try:
-            written = await self._bus.compare_and_set(catalogue.OBJECT, value, revision, **key._asdict())
-        except AmbiguousWrite as err:
-            return Unknown(err)
-        if isinstance(written, bus.Conflict):
+        written = await self._bus.compare_and_set(catalogue.OBJECT, value, revision, **key._asdict())
+        if isinstance(written, Conflict):
             get_logger().debug("object.write-lost", object=name_of(value), revision=revision)
-            return Conflict()
+            return None
         stored = Stored(written.revision, value)
         if written.revision <= self._state.watched_revision:
             # The watch was faster than the answer: the copy has this write, or what came after it.
@@ -66,18 +61,14 @@ class NatsStore:
             get_logger().debug("object.written-malformed", object=name_of(value), error=str(err))
         return stored
 
-    async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
+    async def delete(self, key: ObjectKey, revision: int) -> bool:
         """Delete an object at a revision. The watch updates the state."""
-        try:
-            conflict = await self._bus.compare_and_delete(catalogue.OBJECT, revision, **key._asdict())
-        except AmbiguousWrite as err:
-            return Unknown(err)
+        conflict = await self._bus.compare_and_delete(catalogue.OBJECT, revision, **key._asdict())
         if conflict is not None:
             get_logger().debug(
                 "object.deletion-lost", object=f"{key.kind} {key.namespace}/{key.name}", revision=revision
             )
-            return Conflict()
-        return Deleted()
+        return conflict is None
 
 
 class NatsWatch:
