@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from topobus.controller.state.holdings import ClaimHoldings
 from topobus.controller.state.inventory_slices import consumed_by_pods, holders_from_ledger
+from topobus.controller.state.links import Links
 from topobus.controller.state.slice_index import Origin, SliceIndex
 from topobus.engine.allocation.node_table import NodeTable
 from topobus.engine.allocation.pools import DeviceViews, Slice
@@ -82,7 +83,8 @@ class FreeDevices:
         self._held = ClaimHoldings()
         self._ledgers: dict[str, Ledger] = {}
         self._cpus: dict[str, tuple[Device, ...]] = {}
-        self._holding: dict[str, set[str]] = {}
+        self._owners: Links[str, str] = Links()
+        """Each node with the owners in its ledger, by their keys."""
         self._in_ledgers: dict[str, dict[DeviceId, Owner]] = {}
         self._taken: dict[str, _Taken] = {}
         self._freedom: dict[str, int] = {}
@@ -127,13 +129,7 @@ class FreeDevices:
         before = self._ledgers.pop(node, None)
         if ledger is not None:
             self._ledgers[node] = ledger
-        old, new = before.allocations if before is not None else {}, ledger.allocations if ledger is not None else {}
-        for owner in old.keys() - new.keys():
-            self._holding[owner].discard(node)
-            if not self._holding[owner]:
-                del self._holding[owner]
-        for owner in new.keys() - old.keys():
-            self._holding.setdefault(owner, set()).add(node)
+        self._owners.put(node, ledger.allocations if ledger is not None else ())
         self._in_ledgers.pop(node, None)
         # A node's first ledger takes and frees nothing.
         if ledger is None or (before is not None and not _held_in(before) <= _held_in(ledger)):
@@ -167,11 +163,11 @@ class FreeDevices:
 
     def nodes_holding(self, owner: str) -> tuple[str, ...]:
         """Name the nodes whose ledgers hold something for an owner, by its key."""
-        return tuple(sorted(self._holding.get(owner, ())))
+        return tuple(sorted(self._owners.keys_of(owner)))
 
     def is_new(self, key: Hashable, owner: Owner) -> bool:
         """Say whether a claim holds nothing yet. All such claims see the same free devices."""
-        return owner.key not in self._holding and not self._held.holds(key)
+        return not self._owners.keys_of(owner.key) and not self._held.holds(key)
 
     def holds(self, key: Hashable) -> bool:
         """Say whether a claim holds devices by its own record, which can be read."""

@@ -7,9 +7,10 @@ own pools only: the cost of a query does not depend on the claims of other nodes
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from topobus.controller.state.links import Links
 from topobus.engine.allocation.values import DeviceId, PoolId
 from topobus.engine.claims.attempts import allocation_of
 from topobus.engine.claims.lifecycle import owner_of
@@ -48,12 +49,12 @@ class _Held:
         return frozenset(device.pool for device in (*self.devices, *(device for device, _ in self.shares)))
 
 
-@dataclass
 class ClaimHoldings:
     """What all claims hold, by an allocation or an attempt."""
 
-    _claims: dict[Hashable, _Held] = field(default_factory=dict)
-    _by_pool: dict[str, set[Hashable]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._claims: dict[Hashable, _Held] = {}
+        self._pools: Links[Hashable, str] = Links()
 
     def holds(self, key: Hashable) -> bool:
         """Say whether a claim holds anything."""
@@ -68,13 +69,10 @@ class ClaimHoldings:
         if counted is not None and claim is not None and counted.source is claim.value:
             return Shift()  # assumed before it was written, and written unchanged
         before = self._claims.pop(key, _Held())
-        for pool in before.pools:
-            self._by_pool[pool].discard(key)
         after = _read(claim) if claim is not None else _Held()
         if after.pools:
             self._claims[key] = after
-            for pool in after.pools:
-                self._by_pool.setdefault(pool, set()).add(key)
+        self._pools.put(key, after.pools)
         shared, still_shared = set(before.shares), set(after.shares)
         freed = [*(before.devices - after.devices), *(device for device, _ in shared - still_shared)]
         taken = [*(after.devices - before.devices), *(device for device, _ in still_shared - shared)]
@@ -96,7 +94,7 @@ class ClaimHoldings:
         return quantities
 
     def _others(self, pools: Iterable[str], except_uids: Collection[str]) -> list[_Held]:
-        keys = {key for pool in pools for key in self._by_pool.get(pool, ())}
+        keys = {key for pool in pools for key in self._pools.keys_of(pool)}
         return [self._claims[key] for key in sorted(keys, key=str) if self._claims[key].uid not in except_uids]
 
 

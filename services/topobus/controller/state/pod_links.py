@@ -6,10 +6,11 @@ pods that own or reserve claims, so a round may ask each time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from collections.abc import Set as AbstractSet
-from typing import Generic, TypeVar
+from typing import TypeVar
 
+from topobus.controller.state.links import Links
 from topobus.engine.claims.reservations import Consumer
 from topobus.engine.claims.stored import ObjectKey
 
@@ -28,8 +29,8 @@ class PodLinks:
         self._pods: dict[ObjectKey, _Pod] = {}
         self._stored: set[_Pod] = set()
         self._uids: dict[str, int] = {}
-        self._owners: _Links[str] = _Links()
-        self._users: _Links[_Pod] = _Links()
+        self._owners: Links[ObjectKey, str] = Links()
+        self._users: Links[ObjectKey, _Pod] = Links()
 
     def put_claim(self, key: ObjectKey, owner_uid: str | None, users: Iterable[Consumer]) -> None:
         """Store a claim's owner and the pods that have reserved it, or neither for a claim that is
@@ -57,30 +58,13 @@ class PodLinks:
 
     def owned_by_gone_pods(self) -> list[ObjectKey]:
         """List the claims that were made for a pod that is not stored."""
-        return self._owners.without(self._uids.keys())
+        return _without(self._owners, self._uids.keys())
 
     def reserved_by_gone_pods(self) -> list[ObjectKey]:
         """List the claims that a pod has reserved which is not stored."""
-        return self._users.without(self._stored)
+        return _without(self._users, self._stored)
 
 
-class _Links(Generic[H]):
-    """Claims by the pods that they refer to."""
-
-    def __init__(self) -> None:
-        self._of_claim: dict[ObjectKey, frozenset[H]] = {}
-        self._claims: dict[H, set[ObjectKey]] = {}
-
-    def put(self, key: ObjectKey, targets: Collection[H]) -> None:
-        for target in self._of_claim.pop(key, ()):
-            self._claims[target].discard(key)
-            if not self._claims[target]:
-                del self._claims[target]
-        if targets:
-            self._of_claim[key] = frozenset(targets)
-            for target in targets:
-                self._claims.setdefault(target, set()).add(key)
-
-    def without(self, targets: AbstractSet[H]) -> list[ObjectKey]:
-        """List the claims that refer to any other pod than these."""
-        return sorted({key for target in self._claims.keys() - targets for key in self._claims[target]})
+def _without(links: Links[ObjectKey, H], targets: AbstractSet[H]) -> list[ObjectKey]:
+    """List the claims that refer to any other pod than these."""
+    return sorted({key for target in links.targets - targets for key in links.keys_of(target)})

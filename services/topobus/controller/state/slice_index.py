@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+from topobus.controller.state.links import Links
 from topobus.engine.allocation.node_table import NodeTable, Numbers
 from topobus.engine.allocation.pools import DeviceViews, PoolState, Slice, gather_pools
 from topobus.engine.allocation.values import ALL_GATES, Gate, Node, PoolId
@@ -28,9 +29,9 @@ class SliceIndex:
         self._views = views or DeviceViews()
         self._gates = gates
         self._slices: dict[Origin, tuple[Slice, ...]] = {}
-        self._by_node: dict[str, set[Origin]] = {}
-        self._unbound: set[Origin] = set()
-        self._by_pool: dict[PoolId, set[Origin]] = {}
+        self._nodes: Links[Origin, str] = Links()
+        """The nodes that the slices of an origin name. Empty for a slice that names none."""
+        self._pools: Links[Origin, PoolId] = Links()
         self._broken: set[PoolId] = set()
         self._tables: dict[str, NodeTable] = {}
         self._numbers = Numbers()
@@ -43,10 +44,8 @@ class SliceIndex:
         before = self._slices.pop(origin, ())
         if slices:
             self._slices[origin] = slices
-        for resource_slice in before:
-            self._file(origin, resource_slice, is_there=False)
-        for resource_slice in slices:
-            self._file(origin, resource_slice, is_there=True)
+        self._nodes.put(origin, [resource_slice.spec.node_name or "" for resource_slice in slices])
+        self._pools.put(origin, map(_pool_of, slices))
         concerned = [
             self._outdate(pool, (*before, *slices))
             for pool in {_pool_of(resource_slice) for resource_slice in (*before, *slices)}
@@ -83,24 +82,11 @@ class SliceIndex:
         """Name the nodes to which a pool belongs. None when any node may reach it."""
         nodes = [
             resource_slice.spec.node_name
-            for origin in self._by_pool.get(pool, ())
+            for origin in self._pools.keys_of(pool)
             for resource_slice in self._slices[origin]
             if _pool_of(resource_slice) == pool
         ]
         return frozenset(node for node in nodes if node) if all(nodes) else None
-
-    def _file(self, origin: Origin, resource_slice: Slice, *, is_there: bool) -> None:
-        shelves = [self._by_pool.setdefault(_pool_of(resource_slice), set())]
-        shelves.append(
-            self._by_node.setdefault(resource_slice.spec.node_name, set())
-            if resource_slice.spec.node_name
-            else self._unbound
-        )
-        for shelf in shelves:
-            if is_there:
-                shelf.add(origin)
-            else:
-                shelf.discard(origin)
 
     def _outdate(self, pool: PoolId, changed: Iterable[Slice]) -> frozenset[str] | None:
         """Drop the tables that a change in a pool may concern: those of the nodes that its slices
@@ -108,7 +94,7 @@ class SliceIndex:
         """
         slices = [
             *changed,
-            *(resource_slice for origin in self._by_pool[pool] for resource_slice in self._slices[origin]),
+            *(resource_slice for origin in self._pools.keys_of(pool) for resource_slice in self._slices[origin]),
         ]
         slices = [resource_slice for resource_slice in slices if _pool_of(resource_slice) == pool]
         was_broken = pool in self._broken
@@ -129,18 +115,20 @@ class SliceIndex:
 
     def _is_whole(self, pool: PoolId) -> bool:
         slices = [
-            resource_slice for origin in sorted(self._by_pool[pool], key=str) for resource_slice in self._slices[origin]
+            resource_slice
+            for origin in sorted(self._pools.keys_of(pool), key=str)
+            for resource_slice in self._slices[origin]
         ]
         pools = gather_pools(slices, Node(""), self._gates)
         return all(other_pool.state is PoolState.READY for other_pool in pools if other_pool.id == pool)
 
     def _relevant(self, node: str) -> list[Slice]:
         """Collect the slices that an allocation on a node may read, in the order of all slices."""
-        origins = self._by_node.get(node, set()) | self._unbound
+        origins = self._nodes.keys_of(node) | self._nodes.keys_of("")
         pools = {
             _pool_of(resource_slice) for origin in origins for resource_slice in self._slices[origin]
         } | self._broken
-        origins = origins.union(*(self._by_pool[pool] for pool in pools))
+        origins = frozenset(origins).union(*map(self._pools.keys_of, pools))
         return [
             resource_slice
             for origin in sorted(origins, key=_order)

@@ -8,9 +8,10 @@ and of pods only those that have claims.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from topobus.controller.snapshots.rules.snapshot import has_ended, node_of
+from topobus.controller.state.links import Links
 from topobus.engine.scheduling.kube_rules.volume_rules import attachment_of
 from topobus.engine.scheduling.kube_rules.volumes import (
     VOLUME_SHAPES,
@@ -33,14 +34,6 @@ Key = tuple[str, str]
 VOLUME_KINDS = frozenset(VOLUME_SHAPES)
 
 
-class _User(NamedTuple):
-    """A pod with claims."""
-
-    node: str
-    """Empty while it waits."""
-    volumes: tuple[PodVolume, ...]
-
-
 class VolumeIndex:
     """A `VolumeView` of the stored objects."""
 
@@ -50,9 +43,11 @@ class VolumeIndex:
         self.classes: dict[str, VolumeClass] = {}
         self._limits: dict[str, dict[str, int]] = {}
         self._of_class: dict[str, dict[str, Volume]] = {}
-        self._pods: dict[Key, _User] = {}
-        self._users: dict[Key, set[Key]] = {}
-        self._on: dict[str, set[Key]] = {}
+        self._volumes: dict[Key, tuple[PodVolume, ...]] = {}
+        """Of the pods that have claims."""
+        self._claims: Links[Key, Key] = Links()
+        """Each pod on a node with the claims that it uses."""
+        self._nodes: Links[Key, str] = Links()
         self._readers: dict[str, Callable[[Key, Mapping[str, Any]], None]] = {
             "PersistentVolumeClaim": lambda key, plain: self.claims.__setitem__(key, read_volume_claim(plain)),
             "PersistentVolume": lambda key, plain: self._put_volume(key[1], read_volume(plain)),
@@ -81,19 +76,17 @@ class VolumeIndex:
 
     def put_pod(self, key: Key, plain: Mapping[str, Any] | None) -> None:
         """Store a pod, or remove it with None. One that has ended uses nothing."""
-        self._forget(key)
         volumes = volumes_of(key[1], plain.get("spec") or {}) if plain is not None and not has_ended(plain) else ()
-        if plain is None or not volumes:
-            return
-        self._pods[key] = user = _User(node_of(plain), volumes)
-        for volume in volumes if user.node else ():
-            self._users.setdefault((key[0], volume.claim), set()).add(key)
-            self._on.setdefault(user.node, set()).add(key)
+        node = node_of(plain) if plain is not None and volumes else ""
+        self._volumes.pop(key, None)
+        if volumes:
+            self._volumes[key] = volumes
+        self._claims.put(key, [(key[0], volume.claim) for volume in volumes] if node else ())
+        self._nodes.put(key, (node,) if node else ())
 
     def volumes_of(self, pod: Key) -> tuple[PodVolume, ...]:
         """List a pod's volumes that use claims."""
-        user = self._pods.get(pod)
-        return user.volumes if user is not None else ()
+        return self._volumes.get(pod, ())
 
     def of_class(self, name: str) -> Iterable[Volume]:
         """List the volumes of a class."""
@@ -101,7 +94,7 @@ class VolumeIndex:
 
     def users_of(self, claim: Key) -> Collection[Key]:
         """Name the pods on nodes that use a claim."""
-        return self._users.get(claim, ())
+        return self._claims.keys_of(claim)
 
     def limits_of(self, node: str) -> Mapping[str, int]:
         """Map each CSI driver to how many of its volumes may be attached to a node."""
@@ -109,16 +102,9 @@ class VolumeIndex:
 
     def attached_to(self, node: str) -> Collection[Attachment]:
         """List the volumes of CSI drivers that are used by pods on a node."""
-        keys = {(pod[0], volume.claim) for pod in self._on.get(node, ()) for volume in self._pods[pod].volumes}
+        keys = {claim for pod in self._nodes.keys_of(node) for claim in self._claims.targets_of(pod)}
         claims = (self.claims[key] for key in keys if key in self.claims)
         return {attachment for claim in claims if (attachment := attachment_of(claim, self)) is not None}
-
-    def _forget(self, key: Key) -> None:
-        before = self._pods.pop(key, None)
-        if before is not None and before.node:
-            self._on[before.node].discard(key)
-            for volume in before.volumes:
-                self._users[key[0], volume.claim].discard(key)
 
     def _put_volume(self, name: str, volume: Volume | None) -> None:
         before = self.volumes.pop(name, None)

@@ -17,6 +17,7 @@ from topobus.controller.state.cluster.intents_under_way import IntentsUnderWay
 from topobus.controller.state.cluster.slice_origin import classes_in, only_known_devices, why_foreign
 from topobus.controller.state.cluster_objects import read_object, salvaged_claim
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
+from topobus.controller.state.links import Links
 from topobus.controller.state.taint_index import read_rule
 from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.values import DeviceId, Node
@@ -58,10 +59,10 @@ class ApiServerState(ClusterState):
         """Nodes as stored, for the origin of slices and as the objects of events."""
         self._slices: dict[str, Slice] = {}
         self._owners: dict[str, tuple[dict[str, Any], ...]] = {}
-        self._of_node: dict[str, set[str]] = {}
-        """Node to the slices of our driver in its pools."""
-        self._devices: dict[Key, frozenset[DeviceId]] = {}
-        self._holders: dict[DeviceId, set[Key]] = {}
+        self._of_node: Links[str, str] = Links()
+        """Each slice of our driver with the node of its pool."""
+        self._devices: Links[Key, DeviceId] = Links()
+        """Each claim with the devices that its status allocates whole."""
         self.gated_pods = GatedPodsIndex()
         self._doubles: set[DeviceId] = set()
         self._taken: dict[str, int] = {}
@@ -234,7 +235,7 @@ class ApiServerState(ClusterState):
         """List the devices that are allocated whole to several claims, because two writers
         allocated at the same moment. A shape counts as the parts that it had when its claim was read.
         """
-        return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
+        return tuple((device, tuple(sorted(self._devices.keys_of(device)))) for device in sorted(self._doubles))
 
     def intended_on(self, node: str, *, without: str, ignoring: Collection[str] = ()) -> frozenset[Key]:
         """Name the pods that have no node yet and for which this one is intended, by the intents
@@ -297,22 +298,21 @@ class ApiServerState(ClusterState):
 
     def _file_slice(self, name: str, published: Slice | None, owners: tuple[dict[str, Any], ...]) -> None:
         """Store a slice, or remove it with None."""
-        before = self._slices.pop(name, None)
+        self._slices.pop(name, None)
         self._owners.pop(name, None)
         self.foreign.pop(name, None)
-        if before is not None:
-            self._of_node.get(node_of_pool(before.spec.pool.name), set()).discard(name)
+        self._of_node.put(name)
         if published is None:
             return
         self._slices[name], self._owners[name] = published, owners
         if published.spec.driver == DRIVER:
-            self._of_node.setdefault(node_of_pool(published.spec.pool.name), set()).add(name)
+            self._of_node.put(name, (node_of_pool(published.spec.pool.name),))
 
     def _show_of_node(self, node: str) -> None:
         """Check again whether a node's slices of our driver are its own, as the node's
         publications changed.
         """
-        for name in sorted(self._of_node.get(node, ())):
+        for name in sorted(self._of_node.keys_of(node)):
             self._show(name)
 
     def _show(self, name: str) -> None:
@@ -347,17 +347,10 @@ class ApiServerState(ClusterState):
         self.changed_pods.put_claim(key)
         self.gated_pods.put_claim(key, claim)
         self.stock.put_claim(ObjectKey("resourceclaim", *key), claim)
-        before, after = self._devices.pop(key, frozenset()), self._devices_of(claim)
-        if after:
-            self._devices[key] = after
-        for device in before - after:
-            self._holders[device].discard(key)
-            if not self._holders[device]:
-                del self._holders[device]
-        for device in after:
-            self._holders.setdefault(device, set()).add(key)
-        for device in before ^ after:
-            if len(self._holders.get(device, ())) > 1:
+        before, after = self._devices.targets_of(key), self._devices_of(claim)
+        self._devices.put(key, after)
+        for device in after.symmetric_difference(before):
+            if len(self._devices.keys_of(device)) > 1:
                 self._doubles.add(device)
             else:
                 self._doubles.discard(device)

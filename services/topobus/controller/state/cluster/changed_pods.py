@@ -6,6 +6,8 @@ changes, not on the number of pods.
 
 from __future__ import annotations
 
+from topobus.controller.state.links import Links
+
 __all__ = ["ChangedPods"]
 
 Key = tuple[str, str]
@@ -15,30 +17,21 @@ class ChangedPods:
     """Pods, their claims, and the pods with changes."""
 
     def __init__(self) -> None:
-        self._uses: dict[Key, tuple[Key, ...]] = {}
-        self._users: dict[Key, set[Key]] = {}
+        self._uses: Links[Key, Key] = Links()
         self._changed: set[Key] = set()
 
     def put_pod(self, pod: Key, claims: tuple[Key, ...] | None) -> None:
         """Store a pod with the claims that it uses, or remove it with None."""
-        for claim in self._uses.pop(pod, ()):
-            users = self._users[claim]
-            users.discard(pod)
-            if not users:
-                del self._users[claim]
-        if claims is not None:
-            self._uses[pod] = claims
-            for claim in claims:
-                self._users.setdefault(claim, set()).add(pod)
+        self._uses.put(pod, claims or ())
         self._changed.add(pod)
 
     def put_claim(self, claim: Key) -> None:
         """Record that a claim was created, changed or deleted."""
-        self._changed |= self._users.get(claim, set())
+        self._changed |= self._uses.keys_of(claim)
 
     def claims_of(self, pod: Key) -> tuple[Key, ...]:
         """List the claims that a pod uses."""
-        return self._uses.get(pod, ())
+        return self._uses.targets_of(pod)
 
     def take(self) -> frozenset[Key]:
         """Return the pods with changes since the last call, of their own or of claims that they

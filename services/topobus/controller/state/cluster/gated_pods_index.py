@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from topobus.controller.state.links import Links
 from topobus.engine.claims.attempts import Attempt, holds_what_was_attempted
 from topobus.engine.claims.gate import REFUSED_BY_SCHEDULER, allocated_reason
 from topobus.engine.claims.stored import Stored
@@ -44,8 +45,8 @@ class GatedPodsIndex:
         self._unschedulable: set[str] = set()
         """Pods without a node that kube-scheduler reports as unschedulable."""
         self._noted: dict[Key, _Noted] = {}
-        self._of_pod: dict[str, set[Key]] = {}
-        self._on: dict[str, set[Key]] = {}
+        self._of_pod: Links[Key, str] = Links()
+        self._on: Links[Key, str] = Links()
         self._lost: set[Key] = set()
         self._unreserved: set[Key] = set()
         self._pending: set[Key] = set()
@@ -71,14 +72,9 @@ class GatedPodsIndex:
 
     def put_claim(self, key: Key, stored: Stored | None) -> None:
         """Store a claim, or remove it with None."""
-        before = self._noted.pop(key, None)
-        if before is not None:
-            self._of_pod[before.note.pod].discard(key)
-            if not self._of_pod[before.note.pod]:
-                del self._of_pod[before.note.pod]
-            self._on[before.note.node].discard(key)
-            if not self._on[before.note.node]:
-                del self._on[before.note.node]
+        self._noted.pop(key, None)
+        self._of_pod.put(key)
+        self._on.put(key)
         for keys in (self._lost, self._unreserved, self._pending):
             keys.discard(key)
         note = _note(stored) if stored is not None and ATTEMPT_ANNOTATION in stored.metadata.annotations else None
@@ -89,8 +85,8 @@ class GatedPodsIndex:
         users = frozenset(consumer.uid for consumer in stored.claim.consumers)
         noted = _Noted(stored.uid, stored.revision, note, users, is_allocated and holds_what_was_attempted(claim, note))
         self._noted[key] = noted
-        self._of_pod.setdefault(note.pod, set()).add(key)
-        self._on.setdefault(note.node, set()).add(key)
+        self._of_pod.put(key, (note.pod,))
+        self._on.put(key, (note.node,))
         if not is_allocated:
             self._lost.add(key)
             if note.node:
@@ -135,7 +131,7 @@ class GatedPodsIndex:
         Pods that simply have no node yet are left out: there are thousands of them while a cluster
         fills, and they need no work.
         """
-        unplaced = [self._pods[uid] for uid in self._unschedulable | self._told_refused if uid in self._of_pod]
+        unplaced = [self._pods[uid] for uid in self._unschedulable | self._told_refused if self._of_pod.keys_of(uid)]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
         return frozenset(unplaced) | frozenset(key for key in left if key is not None)
 
@@ -146,7 +142,7 @@ class GatedPodsIndex:
         Shapes: counts — returns whether a claim's note counts; without — uid of a pod that is left
         out.
         """
-        notes = ((key, self._noted[key].note.pod) for key in self._on.get(node, ()))
+        notes = ((key, self._noted[key].note.pod) for key in self._on.keys_of(node))
         return frozenset(
             self._pods[uid] for key, uid in notes if uid != without and uid in self._unbound and counts(key)
         )
