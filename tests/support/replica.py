@@ -11,7 +11,6 @@ from support.controllers import NOW
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Written
 from topobus.controller.commit.allocator import Allocator
-from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.commit_allocations import AllocationCommitter
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.commit.decision_publisher import DecisionPublisher
@@ -58,7 +57,6 @@ def claims_of(
     runtime: Runtime,
     state: StandaloneState,
     allocator: Allocator,
-    consumers: ClaimUsers,
     metrics: ControllerMetrics,
     turns: ReplicaTurns | None = None,
     queue: WorkQueue | None = None,
@@ -69,7 +67,7 @@ def claims_of(
     ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
     decisions = DecisionPublisher(runtime.bus, clock)
     conditions = ClaimConditions(clock, objects, decisions, metrics)
-    claim_queue = ClaimQueue(state, consumers, conditions, queue or queue_on(runtime))
+    claim_queue = ClaimQueue(state, conditions, queue or queue_on(runtime))
     commits = ClaimCommits(
         state,
         objects,
@@ -81,9 +79,7 @@ def claims_of(
         claim_queue,
     )
     deallocation = ClaimDeallocation(clock, state, objects, ledgers, metrics)
-    return ClaimReconciler(
-        settings.claim_allocation, state, allocator, consumers, deallocation, conditions, commits, claim_queue
-    )
+    return ClaimReconciler(settings.claim_allocation, state, allocator, deallocation, conditions, commits, claim_queue)
 
 
 def read(manifest: str) -> ApiObject:

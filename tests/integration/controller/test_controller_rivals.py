@@ -18,7 +18,6 @@ from support.real_topology import WatchedTopology, real_topology
 from support.replica import claims_of, queue_on, read, start_node, store
 from topobus.bus.bus import Bus, Written
 from topobus.controller.commit.allocator import Allocator
-from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.make_claims import ClaimTemplateReconciler
 from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.config import ControllerSettings
@@ -176,7 +175,7 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
     runtime, settings = runtime_on(bus), ControllerSettings()
     metrics, compiler = ControllerMetrics(runtime.registry), CelCompiler()
     allocator = Allocator(settings, runtime, state, compiler, metrics)
-    await claims_of(runtime, state, allocator, ClaimUsers(state, queue_on(runtime)), metrics).reconcile_all()
+    await claims_of(runtime, state, allocator, metrics).reconcile_all()
 
     assert [allocation.holdings[0].devices for allocation in topology.ledger.allocations.values()] == [
         {"gpu": (gpus.devices[2].name,)}
@@ -248,9 +247,7 @@ class OneNode:
         runtime, settings = runtime_on(self.bus), ControllerSettings()
         metrics = ControllerMetrics(runtime.registry)
         allocator = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
-        consumers = ClaimUsers(self.state, queue_on(runtime))
-        consumers.update()
-        await claims_of(runtime, self.state, allocator, consumers, metrics).reconcile_all()
+        await claims_of(runtime, self.state, allocator, metrics).reconcile_all()
 
     async def taken_back(self, *, node_name: str) -> tuple[ObjectKey, ObjectKey]:
         """Store a pod and its allocated claim, which is marked to be taken back."""
@@ -371,9 +368,7 @@ async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody
     metrics = ControllerMetrics(runtime.registry)
     allocator = Allocator(ControllerSettings(), runtime, state, CelCompiler(), metrics)
     queue = queue_on(runtime)
-    await claims_of(
-        runtime, state, allocator, ClaimUsers(state, queue_on(runtime)), metrics, queue=queue
-    ).reconcile_all()
+    await claims_of(runtime, state, allocator, metrics, queue=queue).reconcile_all()
 
     entry = await bus.get(OBJECT, **key._asdict())
     assert queue.wait_s() is not None

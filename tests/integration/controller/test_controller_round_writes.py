@@ -11,10 +11,9 @@ import pytest
 from lab.memory_nats.fates import Delayed, FatedBus, Fates
 from support.controllers import runtime_on
 from support.real_topology import WatchedTopology
-from support.replica import claims_of, queue_on, read, start_node, store
+from support.replica import claims_of, read, start_node, store
 from topobus.bus.bus import Bus
 from topobus.controller.commit.allocator import Allocator
-from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -46,7 +45,7 @@ class _Node:
         runtime, settings = runtime_on(bus), ControllerSettings()
         metrics = ControllerMetrics(runtime.registry)
         allocator = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
-        return claims_of(runtime, self.state, allocator, ClaimUsers(self.state, queue_on(runtime)), metrics, turns)
+        return claims_of(runtime, self.state, allocator, metrics, turns)
 
 
 def _wanting(name: str, count: int) -> ApiObject:

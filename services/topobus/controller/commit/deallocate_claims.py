@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from topobus.controller.commit.claim_users import consuming_pods
 from topobus.controller.commit.ledger_releases import UnderWay
 from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.metrics import ControllerMetrics
@@ -168,7 +167,7 @@ class ClaimDeallocation:
         claim = stored.value
         number, fence = attempts.number_of(claim), self._fenced.get(key)
         fenced = fence[1] if fence is not None and fence[0] == number else frozenset()
-        for user in consuming_pods(stored):
+        for user in stored.known_pods:
             pod_key = ObjectKey("pod", key.namespace, user.name)
             try:
                 entry = await self._store.read(pod_key)

@@ -13,7 +13,6 @@ from collections.abc import Hashable
 from functools import partial
 
 from topobus.controller.commit.allocator import Allocator, Member, member
-from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.commit_allocations import next_attempts
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.standalone.claim_commits import ClaimCommits
@@ -48,7 +47,6 @@ class ClaimReconciler:
         mode: AllocationMode,
         state: StandaloneState,
         allocator: Allocator,
-        consumers: ClaimUsers,
         deallocation: ClaimDeallocation,
         conditions: ClaimConditions,
         commits: ClaimCommits,
@@ -57,7 +55,6 @@ class ClaimReconciler:
         self._mode = mode
         self._state = state
         self._allocator = allocator
-        self._consumers = consumers
         self._deallocation = deallocation
         self._conditions = conditions
         self._commits = commits
@@ -121,7 +118,7 @@ class ClaimReconciler:
             await self._deallocation.release_leftovers(key, stored)
             if (stored.claim.mode or self._mode) is AllocationMode.IMMEDIATE:
                 self._state.settle(key)
-            elif not stored.claim.consumers and not self._consumers.users(key):
+            elif not stored.claim.consumers and not self._state.users.is_used(key):
                 await self._deallocation.begin(key, stored, "no pod uses it any more")
             return None
         wait_s = self._commits.leave_s(stored)
@@ -131,11 +128,11 @@ class ClaimReconciler:
         if attempt is not None:
             # A pod's claims are committed before pods are scheduled again: the oldest pod goes
             # first, however long its claim's write takes.
-            has_users = bool(self._consumers.users(key))
-            return await self._commits.go_on(key, stored, attempt, ends_with_round=has_users)
+            is_used = self._state.users.is_used(key)
+            return await self._commits.go_on(key, stored, attempt, ends_with_round=is_used)
         if await self._is_independent(key, stored):
             return await self._decide(key, stored, is_cheap=is_cheap)
-        if not self._consumers.waiting(key):
+        if not self._state.users.is_awaited(key):
             await self._deallocation.release_leftovers(key, self._state.objects.get(key, stored))
         return None
 
@@ -143,8 +140,8 @@ class ClaimReconciler:
         """Say whether a claim is to be allocated by itself. One that waits for a pod, or that a
         pod's scheduling allocates, is not.
         """
-        if self._consumers.waiting(key):
-            missing = self._state.missing_mates(stored.claim)
+        if self._state.users.is_awaited(key):
+            missing = self._state.users.missing_mates(key)
             if missing:
                 message = f"waits for {', '.join(missing)}, which the same pod wants: its claims are served together"
                 reason = Reason(code="waits-for-claims", message=message, facts={"claims": missing})
@@ -203,7 +200,7 @@ class ClaimReconciler:
         for mate_key, mate in self._state.mates(stored.claim):
             try:
                 is_waiting = mate.claim.held is None and not mate.metadata.deletion_timestamp
-                if self._consumers.waiting(mate_key):
+                if self._state.users.is_awaited(mate_key):
                     continue  # allocated with the pod when it is scheduled
                 if is_waiting and not self._state.holds_devices(mate.claim):
                     members.append(member(mate_key, mate, self._state.classes))

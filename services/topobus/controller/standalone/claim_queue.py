@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
 
-from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.standalone.claim_conditions import ClaimConditions
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.claims.stored import ObjectKey, Stored
@@ -20,11 +19,8 @@ __all__ = ["ClaimQueue"]
 class ClaimQueue:
     """The work queue of the claims."""
 
-    def __init__(
-        self, state: StandaloneState, consumers: ClaimUsers, conditions: ClaimConditions, queue: WorkQueue
-    ) -> None:
+    def __init__(self, state: StandaloneState, conditions: ClaimConditions, queue: WorkQueue) -> None:
         self._state = state
-        self._consumers = consumers
         self._conditions = conditions
         self._queue = queue
 
@@ -73,7 +69,7 @@ class ClaimQueue:
 
     def own(self, key: ObjectKey, stored: Stored) -> Hashable:
         """Return a claim's own version: its revision, and whether a pod waits for it."""
-        return stored.revision, bool(self._consumers.waiting(key))
+        return stored.revision, self._state.users.is_awaited(key)
 
     def _peer(self, stored: Stored) -> Hashable:
         """Return what changes when there is a reason to ask a claim's silent node again: one such

@@ -95,10 +95,10 @@ class PodCleanup:
         they are missing in the copy and in the store.
         """
         gone: list[str] = []
-        for user in stored.known_consumers:
+        for user in stored.known_pods:
             pod_key = ObjectKey("pod", key.namespace, user.name)
             pod = self._state.objects.get(pod_key)
-            if user.resource != "pods" or (pod is not None and pod.uid == user.uid):
+            if pod is not None and pod.uid == user.uid:
                 continue
             try:
                 entry = await self._store.read(pod_key)

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from functools import partial
 
 from topobus.controller.classic.rules import classic_lifecycle
-from topobus.controller.commit.claim_users import consuming_pods
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.state.standalone_state import StandaloneState
@@ -136,7 +135,7 @@ class Evictor:
         claim = stored.value
         if stored.claim.deallocation or claim.status.get("deallocationRequested") or stored.metadata.deletion_timestamp:
             return
-        users = consuming_pods(stored)
+        users = stored.known_pods
         reason = reason_of(
             eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{user.name}" for user in users]
         )
@@ -188,7 +187,7 @@ class Evictor:
         allocations = [
             (
                 without_shapes(allocation, self._state.taints.parts),
-                [f"{at.namespace}/{user.name}" for user in consuming_pods(claim)],
+                [f"{at.namespace}/{user.name}" for user in claim.known_pods],
             )
             for at, claim, allocation in held
         ]

@@ -17,7 +17,6 @@ from topobus.controller.commit.allocator import (
     Member,
     member,
 )
-from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
 from topobus.controller.planner import Planner
@@ -71,14 +70,12 @@ class NodeFilter:
         state: StandaloneState,
         allocator: Allocator,
         planner: Planner,
-        consumers: ClaimUsers,
     ) -> None:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._state = state
         self._allocator = allocator
         self._planner = planner
-        self._consumers = consumers
         self._log = get_logger()
         self._refused: RefusalBackoff[str] = RefusalBackoff(runtime.clock, settings.retry_s)
         """Nodes that refused a pod a moment ago, by the pod's key."""
@@ -97,7 +94,7 @@ class NodeFilter:
 
         Infinite where none is excluded.
         """
-        return min(self._refused.wait_s([key]), self._allocator.refusals.wait_s(self._consumers.keys(key)))
+        return min(self._refused.wait_s([key]), self._allocator.refusals.wait_s(self._state.users.keys(key)))
 
     async def filter_nodes(
         self,
@@ -206,7 +203,7 @@ class NodeFilter:
             if resource_claim.get("name") not in left_out
         ]
         pod = Pod(msgspec.structs.replace(whole, spec={**whole.spec, "resourceClaims": rest}))
-        claims = self._consumers.claims(key)
+        claims = self._state.users.claims(key)
         plan = pre_filter(pod, lambda name: claims[name].claim if name in claims else None)
         if isinstance(plan, Blocked):
             return (), plan.reasons

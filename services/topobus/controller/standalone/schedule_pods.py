@@ -13,7 +13,6 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
-from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.standalone.binding_conditions import BindingConditions
 from topobus.controller.standalone.clean_up_pods import PodCleanup
 from topobus.controller.standalone.node_filter import NodeFilter
@@ -50,7 +49,6 @@ class PodScheduler:
     def __init__(
         self,
         state: StandaloneState,
-        consumers: ClaimUsers,
         nodes: NodeFilter,
         claims: ScheduledClaims,
         pods: PodWrites,
@@ -59,7 +57,6 @@ class PodScheduler:
         queue: WorkQueue,
     ) -> None:
         self._state = state
-        self._consumers = consumers
         self._nodes = nodes
         self._claims = claims
         self._pods = pods
@@ -75,7 +72,7 @@ class PodScheduler:
             looked_at.add(("users", key))
             drop = partial(self._cleanup.drop_gone_users, key, stored)
             await self._queue.run(("users", key), stored.revision, drop, name=stored.shown)
-        for key, _ in self._consumers.pods:
+        for key in self._state.users.pods():
             looked_at.add(key)
             await self._bounded(key, is_cheap=True)
         self._queue.keep(looked_at)
@@ -87,7 +84,7 @@ class PodScheduler:
         True when more of them are due at once.
         """
         spent = self._nodes.spent
-        for key in self._queue.behind([key for key, _ in self._consumers.pods], self._read):
+        for key in self._queue.behind(self._state.users.pods(), self._read):
             if self._nodes.spent - spent > _ROUND_STEPS:
                 return True
             await self._bounded(key, is_cheap=False)
@@ -111,7 +108,7 @@ class PodScheduler:
         """Return the version of what a search for a pod's claims reads. While it is the same, the
         search has the same result.
         """
-        return self._consumers.revisions(key), self._freedoms()
+        return self._state.users.revisions(key), self._freedoms()
 
     def _freedoms(self) -> Hashable:
         """Return the version of what may become free, and of what all claims refer to."""
@@ -122,7 +119,7 @@ class PodScheduler:
         """Return the version of what a pod's next step depends on besides the pod: its claims, what
         they refer to, and the free devices.
         """
-        return self._consumers.revisions(key), self._state.shared_epoch, self._state.supply
+        return self._state.users.revisions(key), self._state.shared_epoch, self._state.supply
 
     async def _report(self, key: ObjectKey, stored: Stored, reason: Reason) -> None:
         """Say in a pod's condition that it is set aside."""
@@ -163,7 +160,7 @@ class PodScheduler:
         if waiting:
             await self._pods.report(key, stored, "Unschedulable", waiting)
             return None
-        claims, world = self._consumers.claims(key), self._world(key)
+        claims, world = self._state.users.claims(key), self._world(key)
         plan = pre_filter(stored.pod, lambda name: claims[name].structured if name in claims else None)
         if isinstance(plan, Blocked):
             version = (stored.revision, world)
@@ -198,7 +195,7 @@ class PodScheduler:
             return (
                 Done((reported.revision, world))
                 if is_cheap
-                else Behind(reported.revision, (self._consumers.revisions(key), freedoms))
+                else Behind(reported.revision, (self._state.users.revisions(key), freedoms))
             )
         return await self._take(key, stored, plan, fits, misses, wanted) or (Again() if is_silent else None)
 
@@ -261,7 +258,7 @@ class PodScheduler:
         return reported
 
     async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> Result:
-        unready = self._binding.wait_for(self._consumers.keys(key))
+        unready = self._binding.wait_for(self._state.users.keys(key))
         if unready is not None:
             await self._pods.report(key, stored, "WaitsForBinding", (unready,))
             return Again()

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from topobus.controller.classic.scheduler import ClassicScheduler
-from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.commit_allocations import AllocationCommitter, next_attempts
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.standalone.claim_conditions import ClaimConditions
@@ -32,7 +31,6 @@ class ScheduledClaims:
     def __init__(
         self,
         state: StandaloneState,
-        consumers: ClaimUsers,
         nodes: NodeFilter,
         committer: AllocationCommitter,
         conditions: ClaimConditions,
@@ -41,7 +39,6 @@ class ScheduledClaims:
         pods: PodWrites,
     ) -> None:
         self._state = state
-        self._consumers = consumers
         self._nodes = nodes
         self._committer = committer
         self._conditions = conditions
@@ -79,7 +76,7 @@ class ScheduledClaims:
         """Take the pod off its claims."""
         claims = [
             (ObjectKey("resourceclaim", key.namespace, name), claim)
-            for name, claim in self._consumers.claims(key).items()
+            for name, claim in self._state.users.claims(key).items()
             if not is_classic(claim.value)
         ]
         await self._committer.unreserve((pod.uid,), claims)

@@ -13,7 +13,6 @@ from topobus.controller.bus_copies import BusCopies
 from topobus.controller.classic.drivers import ClassicDriverRunner
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.commit.allocator import Allocator
-from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.commit_allocations import AllocationCommitter
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.commit.decision_publisher import DecisionPublisher
@@ -72,14 +71,13 @@ class _Controller:
         self._copies = BusCopies(runtime, self._state, self._queue("intake"), self._wake, metrics.remarked)
         self._classes = ClassReconciler(runtime, self._state, compiler, self._queue("classes"))
         allocator = Allocator(settings, runtime, self._state, compiler, metrics)
-        self._consumers = ClaimUsers(self._state, self._queue("consumers"))
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
         store = NatsStore(runtime.bus, self._state)
         deallocation = ClaimDeallocation(runtime.clock, self._state, store, ledgers, metrics)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
         committer = AllocationCommitter(runtime.clock, store, ledgers, decisions, metrics)
         conditions = ClaimConditions(runtime.clock, store, decisions, metrics)
-        claim_queue = ClaimQueue(self._state, self._consumers, conditions, self._queue("claims"))
+        claim_queue = ClaimQueue(self._state, conditions, self._queue("claims"))
         self._commits = CommitTasks(settings.parallel_asks, self._changed.set)
         commits = ClaimCommits(
             self._state,
@@ -95,7 +93,6 @@ class _Controller:
             settings.claim_allocation,
             self._state,
             allocator,
-            self._consumers,
             deallocation,
             conditions,
             commits,
@@ -108,16 +105,13 @@ class _Controller:
         self._pods = ClaimTemplateReconciler(runtime, self._state, self._queue("templates"))
         self._planner = Planner(settings, runtime, self._state, metrics, lambda: self._is_whole)
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
-        nodes = NodeFilter(settings, runtime, self._state, allocator, self._planner, self._consumers)
+        nodes = NodeFilter(settings, runtime, self._state, allocator, self._planner)
         self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._queue("classic-pods"))
         pods = PodWrites(runtime.clock, store, decisions, metrics)
         self._scheduler = PodScheduler(
             self._state,
-            self._consumers,
             nodes,
-            ScheduledClaims(
-                self._state, self._consumers, nodes, committer, conditions, deallocation, self._classic, pods
-            ),
+            ScheduledClaims(self._state, nodes, committer, conditions, deallocation, self._classic, pods),
             pods,
             PodCleanup(self._state, store, ledgers),
             self._binding,
@@ -217,7 +211,6 @@ class _Controller:
             await self._evictor.reconcile_all()
             await self._binding.reconcile_all()
             await self._pods.reconcile_all()
-            self._consumers.update()
             await self._classic.reconcile_all()
             await self._scheduler.reconcile_all()
             self._metrics.waiting.set(await self._claims.reconcile_all())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from topobus.controller.state.age_order import AgeOrder
+from topobus.controller.state.claim_users import ClaimUsers
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.inventory_slices import ClassDevices, devices_of_class, slices_of_pool
 from topobus.controller.state.pod_links import PodLinks
@@ -83,8 +84,7 @@ class StandaloneState(ClusterState):
         self._unsettled = AgeOrder()
         self._links = PodLinks()
         self._classic: set[ObjectKey] = set()
-        self._claims_of: dict[ObjectKey, tuple[str, ...]] = {}
-        self._users: dict[tuple[str, str], set[ObjectKey]] = {}
+        self.users = ClaimUsers(self.objects)
 
     def put_machine(self, machine: Machine) -> None:
         """Store a machine."""
@@ -275,14 +275,12 @@ class StandaloneState(ClusterState):
     def _put_pod(self, key: ObjectKey, pod: Stored | None) -> None:
         """Record which claims a pod uses."""
         self.pod_epoch += 1
-        for name in self._claims_of.pop(key, ()):
-            self._users[key.namespace, name].discard(key)
-        self._links.drop_pod(key)
         if pod is not None:
             self._links.put_pod(key, pod.uid)
-            self._claims_of[key] = pod.pod.claim_names
-            for name in self._claims_of[key]:
-                self._users.setdefault((key.namespace, name), set()).add(key)
+            self.users.put(key, pod)
+        else:
+            self._links.drop_pod(key)
+            self.users.drop(key)
 
     def drop_object(self, key: ObjectKey) -> Stored | None:
         """Remove an object, and return it."""
@@ -370,34 +368,11 @@ class StandaloneState(ClusterState):
         """List the other structured claims of the pods that use this one, by name: a pod runs on
         one node, so they are best served together.
         """
-        return tuple((key, stored) for key, stored in self._all_mates(claim) if key not in self._classic)
-
-    def _all_mates(self, claim: Claim) -> tuple[tuple[ObjectKey, Stored], ...]:
-        namespace, own_name = claim.owner.namespace, claim.owner.name
-        names = {name for pod in self._users.get((namespace, own_name), ()) for name in self._claims_of[pod]} - {
-            own_name
-        }
-        keys = (ObjectKey("resourceclaim", namespace, name) for name in sorted(names))
-        return tuple((key, self.objects[key]) for key in keys if key in self.objects)
-
-    def missing_mates(self, claim: Claim) -> tuple[str, ...]:
-        """List the claims that are not stored yet and without which no pod that uses this one can
-        start.
-
-        Empty when one pod has all of its claims.
-        """
-        namespace, own_name = claim.owner.namespace, claim.owner.name
-        missing = [
-            tuple(
-                name for name in self._claims_of[pod] if ObjectKey("resourceclaim", namespace, name) not in self.objects
-            )
-            for pod in sorted(self._users.get((namespace, own_name), ()))
-        ]
-        return min(missing, key=len, default=())
+        return tuple((key, stored) for key, stored in self.users.mates(_key_of(claim)) if key not in self._classic)
 
     def _node_of_mates(self, claim: Claim) -> str | None:
         """Name the node on which another claim of the same pod is allocated."""
-        for _, other in self._all_mates(claim):
+        for _, other in self.users.mates(_key_of(claim)):
             try:
                 allocation = other.structured.held
             except ContractError:
@@ -452,6 +427,10 @@ class StandaloneState(ClusterState):
     def holds_devices(self, claim: Claim) -> bool:
         """Say whether a ledger holds devices for the claim, regardless of its status."""
         return bool(self.stock.nodes_holding(claim.owner.key))
+
+
+def _key_of(claim: Claim) -> ObjectKey:
+    return ObjectKey("resourceclaim", claim.owner.namespace, claim.owner.name)
 
 
 def _creation_of(stored: Stored) -> str:

@@ -64,6 +64,11 @@ class Stored:
             return ()
 
     @property
+    def known_pods(self) -> tuple[Consumer, ...]:
+        """The pods among the known consumers."""
+        return tuple(consumer for consumer in self.known_consumers if consumer.resource == "pods")
+
+    @property
     def known_attempt(self) -> Attempt | None:
         """The attempt in progress of a claim. None also for a claim that cannot be read."""
         try:
