@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod, slice_of
-from topobus.controller.commit import allocation_runner
+from topobus.controller.commit import node_search
 from topobus.engine.allocation.values import AllocationInput, Outcome
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
@@ -35,7 +35,7 @@ class LongSearches:
         self.counts: Counter[str] = Counter()
         self.may_go_on = threading.Event()
         self._begun = threading.Event()
-        self._real = allocation_runner.allocate
+        self._real = node_search.allocate
 
     async def until_begun(self) -> None:
         """Wait until a long search is under way."""
@@ -54,7 +54,7 @@ class LongSearches:
 def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[LongSearches]:
     """Long searches that begin, and do not go on before the test lets them."""
     made = LongSearches()
-    monkeypatch.setattr(allocation_runner, "allocate", made.allocate)
+    monkeypatch.setattr(node_search, "allocate", made.allocate)
     yield made
     made.may_go_on.set()
 

@@ -17,7 +17,7 @@ from support.controllers import controller
 from support.reading import Reader
 from support.real_topology import real_topology
 from topobus.bus.bus import Bus, Change
-from topobus.controller.commit import allocation_runner
+from topobus.controller.commit import node_search
 from topobus.controller.config import ControllerSettings
 from topobus.controller.standalone import allocate_claims
 from topobus.engine.allocation.values import AllocationInput, Outcome
@@ -88,7 +88,7 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
     full: set[str] = set()
     plain_after: list[int] = []
     has_begun, is_stored = asyncio.Event(), threading.Event()
-    loop, real = asyncio.get_running_loop(), allocation_runner.allocate
+    loop, real = asyncio.get_running_loop(), node_search.allocate
 
     def counted(given: AllocationInput, *arguments: Any, **named: Any) -> Outcome:
         name = given.claims[0].name
@@ -106,7 +106,7 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
             stored = admit(parsed, uid=f"uid-{parsed.metadata['name']}", now=f"2026-01-01T00:00:{number:02d}Z")
             await bus.put(catalogue.OBJECT, stored, **object_parts(stored))
 
-    monkeypatch.setattr(allocation_runner, "allocate", counted)
+    monkeypatch.setattr(node_search, "allocate", counted)
     monkeypatch.setattr(allocate_claims, "_ROUND_STEPS", 0)
     await store("".join(costly(f"costly-{number}") for number in range(COSTLY)))
     async with controller(nats_server.url, ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000)):
@@ -139,7 +139,7 @@ async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
     """
     full: dict[str, int] = {}
     plain_after: list[int] = []
-    real = allocation_runner.allocate
+    real = node_search.allocate
 
     def counted(given: AllocationInput, *arguments: Any, **named: Any) -> Outcome:
         outcome = real(given, *arguments, **named)
@@ -150,7 +150,7 @@ async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
             plain_after.append(len(full))
         return outcome
 
-    monkeypatch.setattr(allocation_runner, "allocate", counted)
+    monkeypatch.setattr(node_search, "allocate", counted)
     # One costly search a round, whatever it takes: what comes in between goes first.
     monkeypatch.setattr(allocate_claims, "_ROUND_STEPS", 0)
     manifest = "".join(costly(f"costly-{number}") for number in range(COSTLY)) + PLAIN

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.controller.commit import allocation_runner
+from topobus.controller.commit import node_search
 from topobus.controller.commit.allocator import Allocator, Member, member
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -114,7 +114,7 @@ async def test_finder_gives_up_the_nodes_left_when_a_claim_takes_too_long() -> N
 
 async def test_search_is_given_up_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """One node alone may not hold the others up, either."""
-    monkeypatch.setattr(allocation_runner, "LONGEST_S", 0.0)
+    monkeypatch.setattr(node_search, "LONGEST_S", 0.0)
     state = _state("n1")
 
     outcome = await _allocator(state, _HastyClock()).search_members("n1", [_member(HEAVY)])

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from topobus.controller.cluster.node_rules import NodeRules, RefusedNodes
-from topobus.controller.commit.allocation_runner import CHEAP_STEPS
-from topobus.controller.commit.node_search import NodeSearch
+from topobus.controller.commit.node_search import CHEAP_STEPS, NodeSearch
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster.api_server_state import ApiServerState
@@ -176,8 +175,8 @@ class NodeChooser:
             for candidate in pool.candidates
             if candidate.id not in devices
         }
-        outcome = await self._search.search_only(
-            self._search.given(node, plan.pending, others, ignoring=later), is_cheap=is_cheap
+        outcome = await self._search.search_given(
+            self._search.given(node, plan.pending, others, ignoring=later), is_brief=True, is_cheap=is_cheap
         )
         return outcome if isinstance(outcome, Allocated) or (is_cheap and isinstance(outcome, GaveUp)) else None
 

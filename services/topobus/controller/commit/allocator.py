@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from topobus.controller.commit.allocation_runner import CHEAP_STEPS, LONGEST_S
-from topobus.controller.commit.node_search import NodeSearch
+from topobus.controller.commit.node_search import CHEAP_STEPS, LONGEST_S, NodeSearch
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.result_cache import RequestShape, ResultCache
@@ -84,9 +83,7 @@ class Allocator(NodeSearch):
     ) -> None:
         results = ResultCache(state.stock, state.nodes, lambda: state.classes, compiler, settings.mode)
         super().__init__(settings, runtime.clock, state, results, compiler, metrics)
-        self._clock = runtime.clock
         self._state: StandaloneState = state
-        self._compiler = compiler
         self._warmed: tuple[str, ...] = ()
         self._asked: tuple[Sequence[Member], int, RequestShape | None] = (), -1, None
 

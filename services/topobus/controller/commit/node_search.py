@@ -2,20 +2,27 @@
 by the claims' shape.
 
 Each home decides which nodes are searched and in which order: `Allocator` stand-alone,
-`NodeChooser` in a cluster.
+`NodeChooser` in a cluster. A short search runs at once, a long one in a thread, so that probes and
+watches never wait for it. The duration of each search is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
-from topobus.controller.commit.allocation_runner import AllocationRunner
 from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.state.result_cache import RequestShape, ResultCache
+from topobus.engine.allocation.admission import has_heavy_selector
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.suggestions import ADVICE_STEPS, would_fit
 from topobus.engine.allocation.values import (
     Allocated,
     AllocationInput,
@@ -26,7 +33,8 @@ from topobus.engine.allocation.values import (
     Outcome,
 )
 from topobus.engine.cel.seam import SelectorCompiler
-from topobus.engine.scheduling.closer_devices import has_closer, our_devices
+from topobus.engine.scheduling.aligned_allocation import allocate_near
+from topobus.engine.scheduling.closer_devices import bring_closer, has_closer, our_devices
 from topobus.engine.scheduling.node_trials import (
     WantedClaim,
     aligned_claims,
@@ -42,7 +50,18 @@ from topobus.values.errors import TopobusError
 from topobus.values.outcome import Reason
 from topobus.values.request import PodRequest
 
-__all__ = ["NodeSearch"]
+__all__ = ["CHEAP_STEPS", "LONGEST_S", "NodeSearch"]
+
+T = TypeVar("T")
+
+CHEAP_STEPS = 5_000
+"""Steps of one claim, or of one pod's claims, on all nodes together while cheaper ones wait: some
+ten milliseconds."""
+# Some ten milliseconds of search.
+_QUICK_STEPS = 1000
+LONGEST_S = 10.0
+"""As long as kube-scheduler tries a pod. A longer search gives up, so that other claims are
+searched, and the nodes left are reported as given up."""
 
 
 class NodeSearch:
@@ -61,7 +80,9 @@ class NodeSearch:
         self._prefers_near = settings.nearness == "prefer" and settings.mode is not Mode.COMPATIBLE
         self._state = state
         self._metrics = metrics
-        self._runner = AllocationRunner(settings, clock, compiler, metrics)
+        self._budget = settings.step_budget
+        self._clock = clock
+        self._compiler = compiler
         self._failed: dict[str, str] = {}
         self.results = results
         """Results of searches by the claims' shape and the node."""
@@ -118,11 +139,15 @@ class NodeSearch:
         """
         given = self.given(node, claims, excluded)
         if not is_aligned(claims, pod):
-            outcome = await self._runner.search(given, is_brief=is_brief, is_cheap=is_cheap)
+            outcome = await self.search_given(given, is_brief=is_brief, is_cheap=is_cheap)
         elif is_cheap:
             return GaveUp(0)  # some hundred searches, place after place
         else:
-            outcome = await self._runner.search_near(given, aligned_claims(claims), self._state.view_of(node), pod=pod)
+            wished, view, started = aligned_claims(claims), self._state.view_of(node), self._clock.monotonic()
+            near = partial(allocate_near, given, wished, view, self._compiler, pod=pod, step_budget=self._budget)
+            # It ends with its current place when its caller is cancelled.
+            outcome = await _in_thread(lambda is_abandoned: near(is_abandoned=is_abandoned))
+            self._measure(started, outcome.steps)
         self.spent += outcome.steps
         return within_limits(node, claims, outcome)
 
@@ -146,18 +171,41 @@ class NodeSearch:
         view = self._state.view_of(node)
         if view is None:
             return outcome
+        started = self._clock.monotonic()
         try:
-            closer = await self._runner.bring_closer(self.given(node, claims, excluded), outcome, view)
+            given = self.given(node, claims, excluded)
+            closer = await _in_thread(
+                lambda is_abandoned: bring_closer(given, outcome, view, self._compiler, is_abandoned=is_abandoned)
+            )
         except Exception as err:  # noqa: BLE001 - boundary: one node; the outcome found before is kept
             self.node_failed(node, err)
             return outcome
+        self._measure(started, closer.steps - outcome.steps)
         self.spent += closer.steps - outcome.steps
         limited = within_limits(node, claims, closer)
         return limited if isinstance(limited, Allocated) else outcome
 
-    async def search_only(self, given: AllocationInput, *, is_cheap: bool) -> Outcome:
-        """Search the input that `given` collected, and return an outcome without reasons."""
-        return await self._runner.search(given, is_brief=True, is_cheap=is_cheap)
+    async def search_given(self, given: AllocationInput, *, is_brief: bool, is_cheap: bool) -> Outcome:
+        """Search the input that `given` collected, without the claims' alignment requests.
+
+        The search ends when its caller is cancelled, so that a stop is not delayed. A cheap search
+        gives up where other claims would wait: after a thousand steps, and before selectors that
+        are heavy.
+        """
+        started = self._clock.monotonic()
+        # Most searches take less time than passing them to a thread. A long one must not keep
+        # probes and watches waiting.
+        is_heavy = any(has_heavy_selector(claim.spec, self._compiler) for claim in given.claims)
+        quick = 0 if is_heavy else min(_QUICK_STEPS, self._budget)
+        outcome = allocate(given, self._compiler, step_budget=quick, is_brief=is_brief) if quick else GaveUp(0)
+        if isinstance(outcome, GaveUp) and self._budget > quick and not is_cheap:
+            search = partial(allocate, given, self._compiler, step_budget=self._budget, is_brief=is_brief)
+            end = started + LONGEST_S
+            outcome = await _in_thread(
+                lambda is_abandoned: search(is_abandoned=lambda: is_abandoned() or self._clock.monotonic() > end)
+            )
+        self._measure(started, outcome.steps)
+        return outcome
 
     async def advise(
         self,
@@ -170,10 +218,17 @@ class NodeSearch:
     ) -> tuple[Reason, ...]:
         """Name the nearest miss, and what would fit there instead.
 
-        Claims that wish for alignment, alone or with their pod, get only the nearest miss.
+        Claims that wish for alignment, alone or with their pod, get only the nearest miss. What
+        would fit is found by a few dozen short searches in a thread.
         """
+
+        def search(changed: AllocationInput) -> Outcome:
+            return allocate(changed, self._compiler, step_budget=ADVICE_STEPS, is_brief=True)
+
         miss, node = nearest_miss(nodes, outcomes, claims, pod)
-        return (*miss, *await self._runner.advise(self.given(node, claims, excluded))) if node else miss
+        if not node:
+            return miss
+        return (*miss, *await asyncio.to_thread(would_fit, self.given(node, claims, excluded), search))
 
     def given(
         self,
@@ -211,3 +266,16 @@ class NodeSearch:
     def keep(self, nodes: Collection[str]) -> None:
         """Forget the failures of nodes that are gone."""
         self._failed = {node: text for node, text in self._failed.items() if node in nodes}
+
+    def _measure(self, started: float, steps: int) -> None:
+        self._metrics.searches.observe(self._clock.monotonic() - started)
+        self._metrics.steps.inc(steps)
+
+
+async def _in_thread(work: Callable[[Callable[[], bool]], T]) -> T:
+    """Run a search in a thread. It is given the question whether its caller was cancelled."""
+    abandoned = threading.Event()
+    try:
+        return await asyncio.to_thread(work, abandoned.is_set)
+    finally:
+        abandoned.set()

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 
 import msgspec
 
-from topobus.controller.commit.allocation_runner import CHEAP_STEPS, LONGEST_S
 from topobus.controller.commit.allocator import (
     Allocator,
     Member,
     member,
 )
+from topobus.controller.commit.node_search import CHEAP_STEPS, LONGEST_S
 from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
 from topobus.controller.planner import Planner
