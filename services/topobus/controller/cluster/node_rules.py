@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.engine.claims.attempts import MAX_REFUSED_NODES
+from topobus.engine.claims.extended_resources import served_resources
 from topobus.engine.claims.objects import Pod
 from topobus.engine.scheduling.node_fit import NodeFacts, read_placing, why_not
 from topobus.engine.scheduling.node_resources import Shortage, needs_of, why_no_room
 from topobus.values.outcome import Reason
-from topobus.values.resource_names import CLASS_RESOURCE_PREFIX
 
 __all__ = ["NodeRules", "RefusedNodes"]
 
@@ -66,7 +66,7 @@ class NodeRules:
         self._ignoring = ignoring
         self._placing = read_placing(pod.object)
         self._needs = needs_of(pod.object.spec)
-        self._by_claims = _served_by_claims(state)
+        self._by_claims = served_resources(state.classes)
         self._short: dict[str, tuple[Shortage, ...]] = {}
 
     def why_not(self, at: NodeFacts) -> Reason | None:
@@ -102,15 +102,3 @@ class NodeRules:
         refused = self._refused.why_not(node)
         if refused is not None:
             yield refused
-
-
-def _served_by_claims(state: ApiServerState) -> frozenset[str]:
-    """Name the extended resources that device classes serve: by the name that a class gives itself,
-    and by the implicit name of every class.
-    """
-    names = {
-        device_class.extended_resource_name
-        for device_class in state.classes.values()
-        if device_class.extended_resource_name
-    }
-    return frozenset(names | {f"{CLASS_RESOURCE_PREFIX}{name}" for name in state.classes})

@@ -19,6 +19,7 @@ import msgspec
 
 from topobus.formats.kubernetes.objects import admit, metadata_of, name_of, pod_as_owner
 from topobus.formats.kubernetes.pod import Container, PodSpec
+from topobus.formats.kubernetes.resource import DeviceClassSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
@@ -27,7 +28,6 @@ from topobus.values.resource_names import CLASS_RESOURCE_PREFIX, is_of_device_se
 
 __all__ = [
     "EXTENDED_CLAIM",
-    "IMPLICIT_PREFIX",
     "ClassName",
     "ExtendedClaim",
     "Mapped",
@@ -35,10 +35,10 @@ __all__ = [
     "class_for",
     "extended_claim",
     "extended_claim_name",
+    "served_resources",
     "with_extended_status",
 ]
 
-IMPLICIT_PREFIX = CLASS_RESOURCE_PREFIX
 EXTENDED_CLAIM = "resource.kubernetes.io/extended-resource-claim"
 """On a claim: it was made for a pod's extended resources."""
 
@@ -88,8 +88,16 @@ def class_for(resource: str, classes: Sequence[ClassName]) -> str | None:
     )
     if named:
         return max(named, key=lambda class_name: class_name.created).name
-    implicit = resource.removeprefix(IMPLICIT_PREFIX)
-    return implicit if resource.startswith(IMPLICIT_PREFIX) and implicit in by_name else None
+    implicit = resource.removeprefix(CLASS_RESOURCE_PREFIX)
+    return implicit if resource.startswith(CLASS_RESOURCE_PREFIX) and implicit in by_name else None
+
+
+def served_resources(classes: Mapping[str, DeviceClassSpec]) -> frozenset[str]:
+    """Name the extended resources that classes serve: by the name that a class gives itself, and by
+    the implicit name of every class.
+    """
+    named = {device_class.extended_resource_name or "" for device_class in classes.values()} - {""}
+    return frozenset(named | {f"{CLASS_RESOURCE_PREFIX}{name}" for name in classes})
 
 
 def extended_claim(pod: ApiObject, classes: Sequence[ClassName]) -> ExtendedClaim | None:

@@ -19,7 +19,7 @@ from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, Fault, GaveUp, Mode, NoFit, Outcome
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.engine.claims.claim_admission import Wanted, objection_to_claims
-from topobus.engine.claims.extended_resources import claim_of_pod, extended_claim, extended_claim_name
+from topobus.engine.claims.extended_resources import claim_of_pod, extended_claim, extended_claim_name, served_resources
 from topobus.engine.claims.objects import Claim
 from topobus.engine.scheduling.decisions import Blocked, PodPlan, pre_filter, static_miss
 from topobus.engine.scheduling.kube_rules.placement_rules import PlacementRules, count_rules, read_placement
@@ -27,7 +27,6 @@ from topobus.engine.scheduling.kube_rules.volume_rules import PodVolumes, read_p
 from topobus.engine.scheduling.node_fit import NodeFacts, Placing, read_placing, why_not
 from topobus.engine.scheduling.node_resources import needs_of, why_no_room
 from topobus.values.outcome import Reason
-from topobus.values.resource_names import CLASS_RESOURCE_PREFIX
 
 __all__ = ["PodTrial", "is_global", "reasons_of"]
 
@@ -153,10 +152,7 @@ class PodTrial:
     @cached_property
     def _served(self) -> frozenset[str]:
         """Name the extended resources that device classes serve."""
-        if not self.view.serves_resources:
-            return frozenset()
-        named = {spec.extended_resource_name for spec in self.view.classes.values() if spec.extended_resource_name}
-        return frozenset(named | {f"{CLASS_RESOURCE_PREFIX}{name}" for name in self.view.classes})
+        return served_resources(self.view.classes) if self.view.serves_resources else frozenset()
 
     def _special(self, node: str) -> Claim | None:
         """Make the claim that kube-scheduler would make for the pod's extended resources. None where
