@@ -4,8 +4,7 @@ reduced to the fields in use.
 A cluster has many pods and nodes, so most fields are dropped. A pod that has no claims and is not
 behind the scheduling gate is not kept at all.
 
-Source: k8s.io/api/resource/v1beta1 (requests without `exactly`, devices with `basic`), v1beta2 and
-v1, 1.36.
+Source: k8s.io/api/resource/v1beta1 (requests without `exactly`) and v1, 1.36.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import msgspec
 
 from topobus.formats.first_read import ready
 from topobus.formats.kubernetes.objects import Metadata
+from topobus.formats.kubernetes.older_versions import spec_as_v1
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
 
@@ -68,7 +68,7 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
             raise ContractError(
                 f"{kind}: metadata.{part}: got {metadata[part][:100]!r}, wanted a name that can be part of a path"
             )
-    spec, status = _part(plain, "spec", kind), _part(plain, "status", kind)
+    spec, status = spec_as_v1(kind, version, _part(plain, "spec", kind)), _part(plain, "status", kind)
     match kind:
         case "Pod":
             if not spec.get("resourceClaims") and not spec.get("schedulingGates"):
@@ -89,19 +89,12 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
         case "Node":
             spec, status = {key: spec[key] for key in _NODE_SPEC if key in spec}, {}
             metadata.pop("annotations", None)
-        case "ResourceClaim" if version == "v1beta1":
-            spec = {**spec, "devices": _upgraded_claim(spec.get("devices"))}
-        case "ResourceClaimTemplate" if version == "v1beta1":
-            inner = spec.get("spec") if isinstance(spec.get("spec"), Mapping) else {}
-            spec = {**spec, "spec": {**(inner or {}), "devices": _upgraded_claim((inner or {}).get("devices"))}}
         case "ResourceSlice":
             metadata = {
                 key: value
                 for key, value in metadata.items()
                 if key in ("name", "uid", "resourceVersion", "ownerReferences")
             }
-            if version == "v1beta1":
-                spec = {**spec, "devices": [_upgraded_device(device) for device in _list(spec.get("devices"))]}
     group = "v1" if kind in ("Pod", "Node") else "resource.k8s.io/v1"
     return ApiObject(api_version=group, kind=kind, metadata=metadata, spec=dict(spec), status=dict(status))
 
@@ -159,30 +152,6 @@ def _sized(container: object) -> dict[str, Any]:
     """Keep a container's resource requests."""
     fields = container if isinstance(container, Mapping) else {}
     return {key: fields[key] for key in ("name", "resources", "restartPolicy") if key in fields}
-
-
-def _upgraded_claim(devices: object) -> dict[str, Any]:
-    """Convert a v1beta1 claim's requests to v1: the fields beside the name move under `exactly`."""
-    fields = dict(devices) if isinstance(devices, Mapping) else {}
-    requests = []
-    for request in _list(fields.get("requests")):
-        if isinstance(request, Mapping) and "firstAvailable" not in request and "exactly" not in request:
-            requests.append(
-                {
-                    "name": request.get("name"),
-                    "exactly": {key: value for key, value in request.items() if key != "name"},
-                }
-            )
-        else:
-            requests.append(request)
-    return {**fields, "requests": requests} if requests else fields
-
-
-def _upgraded_device(device: object) -> object:
-    """Convert a v1beta1 device to v1: the fields under `basic` move beside the name."""
-    if not isinstance(device, Mapping) or not isinstance(device.get("basic"), Mapping):
-        return device
-    return {**{key: value for key, value in device.items() if key != "basic"}, **device["basic"]}
 
 
 def _check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:

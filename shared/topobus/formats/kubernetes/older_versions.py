@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["CONVERTED_VERSIONS", "as_v1"]
+__all__ = ["CONVERTED_VERSIONS", "as_v1", "spec_as_v1"]
 
 CONVERTED_VERSIONS = ("resource.k8s.io/v1beta2", "resource.k8s.io/v1beta1")
 """Versions that are read as v1, newest first."""
@@ -30,16 +30,25 @@ def as_v1(value: Mapping[str, Any]) -> Mapping[str, Any]:
     kind, version = value.get("kind"), value.get("apiVersion")
     if kind not in _KINDS or version not in CONVERTED_VERSIONS:
         return value
-    converted = {**value, "apiVersion": "resource.k8s.io/v1"}
-    if version == "resource.k8s.io/v1beta2" or "spec" not in value:
-        return converted
-    if kind == "ResourceClaim":
-        return {**converted, "spec": _claim_spec(value["spec"])}
-    if kind == "ResourceClaimTemplate":
-        return {**converted, "spec": _within(value["spec"], "spec", _claim_spec)}
-    if kind == "ResourceSlice":
-        return {**converted, "spec": _within(value["spec"], "devices", lambda devices: _each(devices, _device))}
-    return converted
+    upgraded = {"spec": spec_as_v1(kind, version.rpartition("/")[2], value["spec"])} if "spec" in value else {}
+    return {**value, "apiVersion": "resource.k8s.io/v1", **upgraded}
+
+
+def spec_as_v1(kind: str, version: str, spec: Any) -> Any:
+    """Convert an object's spec to v1.
+
+    Shapes: version — without the group: `v1beta1`.
+    Errors: as `as_v1`.
+    """
+    match kind if version == "v1beta1" else "":
+        case "ResourceClaim":
+            return _claim_spec(spec)
+        case "ResourceClaimTemplate":
+            return _within(spec, "spec", _claim_spec)
+        case "ResourceSlice":
+            return _within(spec, "devices", lambda devices: _each(devices, _device))
+        case _:
+            return spec
 
 
 def _claim_spec(spec: Any) -> Any:
