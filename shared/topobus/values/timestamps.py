@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["in_whole_seconds", "rfc3339", "short_time"]
+__all__ = ["in_whole_seconds", "moment_of", "rfc3339", "short_time"]
 
 
 def rfc3339(moment: datetime) -> str:
@@ -35,6 +35,19 @@ def in_whole_seconds(moment: datetime) -> str:
     '2026-01-02T03:04:05Z'
     """
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment_of(text: str | None) -> datetime | None:
+    """Read a moment of ISO 8601, without an offset as UTC. None for a text that is none.
+
+    >>> moment_of("2026-01-02T03:04:05Z") == moment_of("2026-01-02T03:04:05"), moment_of("soon"), moment_of(None)
+    (True, None, None)
+    """
+    try:
+        moment = datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
 def short_time(time: str) -> str:

@@ -23,6 +23,7 @@ from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.outcome import Reason
+from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["ALLOCATED", "AllocatedCondition"]
 
@@ -44,7 +45,7 @@ class AllocatedCondition:
 
     async def write(self, key: Key, pod: Stored, *, is_true: bool, reason: str, message: str) -> Stored | None:
         """Write the condition. None when it is there already, or another writer was first."""
-        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = in_whole_seconds(self._clock.now())
         value = with_allocated_condition(pod.value, is_true=is_true, reason=reason, message=message, now=now)
         return await self._store.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
 

@@ -11,7 +11,7 @@ marks are in the objects.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 
 from topobus.controller.classic.rules import classic_lifecycle
@@ -40,7 +40,7 @@ from topobus.process.work_queue import Again, Result, WorkQueue
 from topobus.values.dra_names import node_of_pool
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Reason, Refusal
-from topobus.values.timestamps import rfc3339
+from topobus.values.timestamps import moment_of, rfc3339
 
 __all__ = ["Evictor"]
 
@@ -121,7 +121,7 @@ class Evictor:
         """Return since when a taint is there. A taint without a time counts from when it was first
         seen here.
         """
-        written = _moment(taint.time_added)
+        written = moment_of(taint.time_added)
         if written is not None:
             return written
         key = (device, taint.key, taint.value, taint.effect)
@@ -206,13 +206,3 @@ def _allocation(claim: Stored) -> AllocationResult | None:
         return claim.structured.allocation
     except ContractError:
         return None  # reported by the reconciler of claims
-
-
-def _moment(text: str | None) -> datetime | None:
-    if not text:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -26,6 +26,7 @@ from topobus.engine.claims.stored import Stored
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import TopobusError
+from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["EventRecorder"]
 
@@ -201,7 +202,7 @@ class EventRecorder:
         }
 
     def _now(self) -> str:
-        return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return in_whole_seconds(self._clock.now())
 
     def _is_within_budget(self, budget_key: tuple[str, ...], burst: float, refill_s: float, now_s: float) -> bool:
         budget = self._budgets.get(budget_key, _Budget(burst, now_s))

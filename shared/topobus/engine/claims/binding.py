@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from topobus.formats.kubernetes.resource import ClaimStatus, GrantedDevice
+from topobus.values.timestamps import moment_of
 
 __all__ = ["BindingFailed", "BindingReady", "BindingState", "BindingWaits", "binding_state"]
 
@@ -63,7 +64,7 @@ def binding_state(status: ClaimStatus, *, now: datetime, timeout_s: float) -> Bi
         )
     if not missing:
         return BindingReady()
-    since = _moment(status.allocation.allocation_timestamp if status.allocation is not None else None) or now
+    since = moment_of(status.allocation.allocation_timestamp if status.allocation is not None else None) or now
     until = since + timedelta(seconds=timeout_s)
     if now >= until:
         return BindingFailed(f"{', '.join(missing)} not true {timeout_s:g} s after the allocation")
@@ -85,11 +86,3 @@ def _conditions(status: ClaimStatus, granted: GrantedDevice) -> dict[str, str]:
             if isinstance(condition, Mapping) and condition.get("status") == "True":
                 messages[str(condition.get("type"))] = str(condition.get("message") or "")
     return messages
-
-
-def _moment(text: str | None) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None
-    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

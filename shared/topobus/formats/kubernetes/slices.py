@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
 
 from topobus.formats.kubernetes.limit_rules import MAX_COUNTER_SETS
 from topobus.formats.kubernetes.limits import MAX_ATTRIBUTES, MAX_DEVICES, MAX_TEXT
@@ -31,6 +30,7 @@ from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse
 from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.health import HealthState
 from topobus.values.quantity import Quantity, QuantityForm
+from topobus.values.timestamps import in_whole_seconds, moment_of
 
 __all__ = [
     "COUNTER_SETS_PER_SLICE",
@@ -183,10 +183,8 @@ def in_seconds(moment: str) -> str:
     >>> in_seconds("2026-01-02T03:04:05.678+00:00")
     '2026-01-02T03:04:05Z'
     """
-    try:
-        return datetime.fromisoformat(moment).astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
-    except ValueError:
-        return ""
+    read = moment_of(moment)
+    return in_whole_seconds(read) if read is not None else ""
 
 
 def _place(device: Device) -> tuple[int, ...]:
