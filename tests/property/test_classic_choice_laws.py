@@ -7,9 +7,9 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topobus.controller.classic.rules.device_choice import Wanted, choose
-from topobus.engine.allocation.pools import Candidate
-from topobus.engine.allocation.values import DeviceId
+from support.classic_choice import Wanted, choose_on
+from topobus.engine.allocation.pools import Slice, gather_pools
+from topobus.engine.allocation.values import ALL_GATES, DeviceId, Node, Usage
 from topobus.formats.kubernetes.classic.classic_parameters import AttributeCondition, DeviceSelector
 from topobus.formats.kubernetes.resource import (
     Attribute,
@@ -19,21 +19,16 @@ from topobus.formats.kubernetes.resource import (
 )
 from topobus.values.outcome import Refusal
 
-SLICE = SliceSpec(driver="topobus.dev", pool=Pool(name="n1", resource_slice_count=1), node_name="n1")
+NODE = Node("n1")
 
 
-def _device(index: int, marks: frozenset[int]) -> Candidate:
+def _device(index: int, marks: frozenset[int]) -> SliceDevice:
     attributes = {f"m{mark}": Attribute(bool_=True) for mark in sorted(marks)}
-    return Candidate(
-        DeviceId("topobus.dev", "n1", f"gpu-{index}"),
-        SliceDevice(name=f"gpu-{index}", attributes=attributes),
-        SLICE,
-    )
+    return SliceDevice(name=f"gpu-{index}", attributes={"class": Attribute(string="gpu"), **attributes})
 
 
-def _wanted(index: int, mark: int, count: int) -> Wanted:
-    selector = DeviceSelector(attribute=AttributeCondition(name=f"m{mark}", value=True))
-    return Wanted(f"c{index}", count, DeviceSelector(), selector)
+def _wanted(mark: int, count: int) -> Wanted:
+    return Wanted(count, of_claim=DeviceSelector(attribute=AttributeCondition(name=f"m{mark}", value=True)))
 
 
 def _exists(sets: list[set[int]], counts: list[int], free: set[int]) -> bool:
@@ -57,11 +52,15 @@ def test_choice_serves_all_claims_exactly_when_they_can_be_served(
     """No claim is refused where a way exists, none gets what it does not want or what somebody has,
     and no device goes twice.
     """
-    devices = [_device(index, marks_of_device) for index, marks_of_device in enumerate(marks)]
-    taken = {devices[index].id: "claim x/y" for index in held if index < len(devices)}
-    wanted = [_wanted(index, mark, count) for index, (mark, count) in enumerate(asked)]
+    devices = tuple(_device(index, marks_of_device) for index, marks_of_device in enumerate(marks))
+    spec = SliceSpec(
+        driver="topobus.dev", pool=Pool(name="n1", resource_slice_count=1), node_name="n1", devices=devices
+    )
+    pools = gather_pools((Slice("s", spec),), NODE, ALL_GATES)
+    usage = Usage({DeviceId("topobus.dev", "n1", f"gpu-{index}"): "claim x/y" for index in held})
+    wanted = [_wanted(mark, count) for mark, count in asked]
 
-    chosen = choose("n1", wanted, devices, taken)
+    chosen = choose_on(NODE, "gpu", wanted, pools, usage)
 
     free = {index for index in range(len(marks)) if index not in held}
     sets = [{index for index, marks_of_device in enumerate(marks) if mark in marks_of_device} for mark, _ in asked]
@@ -74,4 +73,4 @@ def test_choice_serves_all_claims_exactly_when_they_can_be_served(
     assert all(
         {int(name.removeprefix("gpu-")) for name in names} <= sets[index] & free for index, names in enumerate(chosen)
     )
-    assert chosen == choose("n1", wanted, devices, taken)
+    assert chosen == choose_on(NODE, "gpu", wanted, pools, usage)

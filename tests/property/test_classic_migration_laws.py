@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.classic_choice import Wanted, choose_on
+from support.classic_selection import is_wanted
 from support.classic_selectors import selectors
 from support.laws import examples
-from topobus.controller.classic.rules.device_choice import Wanted, choose
-from topobus.controller.classic.rules.selection import is_wanted
 from topobus.controller.state.inventory_slices import devices_of_class, slices_of_pool
 from topobus.engine.allocation.pools import gather_pools
 from topobus.engine.allocation.search import allocate
@@ -149,7 +149,7 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
     pools = gather_pools(slices_of_pool("n1", [devices_of_class(inventory)]), node, ALL_GATES)
     candidates = [candidate for pool in pools for candidate in pool.candidates]
 
-    classic = choose("n1", [Wanted("c", count, old_class.selector, old_claim.selector)], candidates, {})
+    classic = choose_on(node, "gpu", [Wanted(count, old_class.selector, old_claim.selector)], pools)
     given_input = AllocationInput(
         node=node,
         claims=(

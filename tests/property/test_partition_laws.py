@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from support.classic_choice import Wanted, choose_on
 from support.laws import examples
 from support.partitioned_cards import SHARED_NIC, SLICES, card, counters_of
-from topobus.controller.classic.rules.device_choice import Wanted, choose
 from topobus.controller.state.inventory_slices import devices_of_class, holders_from_ledger, slices_of_pool
 from topobus.engine.alignment.planning.node_view import node_view, with_devices, with_ledger
 from topobus.engine.alignment.planning.placement import place
-from topobus.engine.allocation.capacity import rivals
 from topobus.engine.allocation.pools import gather_pools
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import (
@@ -39,7 +38,6 @@ from topobus.engine.ledger import transitions
 from topobus.engine.ledger.adoption_faults import fault_of_adoption, shares_of
 from topobus.engine.ledger.ledger_invariant import check_holders
 from topobus.formats.kubernetes.built_in_classes import built_in_class
-from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
 from topobus.formats.kubernetes.resource import ClaimSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import AdoptRequest, ApiObject
@@ -219,12 +217,8 @@ class Plane:
 
     def classic(self, device_class: str, count: int) -> None:
         """Choose as the built-in classic driver does."""
-        (pool,) = gather_pools(
-            slices_of_pool(NODE, [devices_of_class(INVENTORIES[device_class])]), Node(NODE), ALL_GATES
-        )
-        usage = self.usage()
-        taken = {**dict.fromkeys(rivals(pool), "counters"), **usage.holders}
-        chosen = choose(NODE, [Wanted("d/c", count, DeviceSelector(), DeviceSelector())], pool.candidates, taken)
+        pools = gather_pools(slices_of_pool(NODE, [devices_of_class(INVENTORIES[device_class])]), Node(NODE), ALL_GATES)
+        chosen = choose_on(Node(NODE), device_class, [Wanted(count)], pools, self.usage())
         if not isinstance(chosen, Refusal):
             devices = (DeviceRequest(device_class=device_class, count=count, names=chosen[0]),)
             request = PodRequest(

@@ -23,8 +23,7 @@ from typing import Any, Protocol
 from msgspec import convert, structs, to_builtins
 from prometheus_client import CollectorRegistry
 
-from topobus.controller.classic.rules.cpu_choice import with_policy_cpus
-from topobus.controller.classic.rules.device_choice import Wanted, choose
+from topobus.controller.classic.rules.device_choice import choose, structured_claim, structured_class
 from topobus.controller.commit.allocator import Allocator, member
 from topobus.controller.commit.node_search import NodeSearch
 from topobus.controller.config import ControllerSettings
@@ -45,7 +44,7 @@ from topobus.engine.claims.objects import Claim
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
-from topobus.formats.kubernetes.resource import ClaimSpec, GrantedDevice
+from topobus.formats.kubernetes.resource import GrantedDevice
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.rules.slices import SlicePool, pool_devices, slice_plan
 from topobus.process.readiness import Readiness
@@ -219,18 +218,12 @@ class _Classic:
 
     def __init__(self, machine: str, alignment: NodeAlignment) -> None:
         self.home = _StandAlone(machine, alignment)
+        self.compiler = CelCompiler()
 
     async def ask(self, name: str, count: int) -> CpuSet | None:
         claim, state = _claim(name, count), self.home.state
-        given = state.input_for(NODE, [(Claim(claim), ClaimSpec())])
-        devices = [
-            candidate for pool in given.pools or () if pool.id == (DRIVER, POOL) for candidate in pool.candidates
-        ]
-        wanted = [Wanted(name, count, DeviceSelector(), DeviceSelector())]
-        taken = {**given.usage.excluded, **given.usage.holders}
-        chosen = choose(NODE, wanted, devices, taken)
-        if not isinstance(chosen, Refusal):
-            chosen = with_policy_cpus(given.node, wanted, devices, taken, chosen)
+        given = state.input_for(NODE, [(Claim(claim), structured_claim("cpus", count, DeviceSelector()))])
+        chosen = choose(given, "cpu", {"cpus": structured_class("cpu", DeviceSelector())}, self.compiler)
         if isinstance(chosen, Refusal):
             return None
         granted = tuple(GrantedDevice(request="r", driver=DRIVER, pool=POOL, device=device) for device in chosen[0])

@@ -194,7 +194,7 @@ async def test_claim_is_deallocated_when_somebody_asks(served: ClassicPlace) -> 
         (
             claim("c", mode="Immediate", parameters="nine") + parameters("nine", "{count: 9}"),
             "DoesNotFit",
-            "wants 9 of 4 devices, 4 can be had",
+            "request devices wants 9 devices of class gpu, found 4 of 4",
         ),
     ],
 )

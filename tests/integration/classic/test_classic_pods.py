@@ -58,7 +58,7 @@ async def test_pod_waits_with_reasons_when_no_node_can_serve_it_and_runs_when_on
     )
     await served.apply(claim("big", parameters="three") + pod("first", "big"))
     why = await served.until_reason("big", "DoesNotFit")
-    assert "node n1: default/big wants 3 of 4 devices, 2 can be had (2: not selected)" in why
+    assert "node n1: request devices wants 3 devices of class gpu, found 2 of 4 (2 not selected)" in why
 
     await served.apply(
         claim("hog", mode="Immediate", of="shared-gpu") + claim("hog2", mode="Immediate", of="shared-gpu")

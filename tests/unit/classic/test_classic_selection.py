@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from topobus.controller.classic.rules.selection import is_wanted
-from topobus.engine.cel.seam import DeviceFacts, Version
+from topobus.engine.cel.seam import DeviceFacts, SelectorError, Version
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.kubernetes.classic.classic_cel import selector_expression
 from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
 from topobus.values.quantity import Quantity
 
@@ -60,4 +61,8 @@ A100 = DeviceFacts(
 )
 def test_selector_wants_a_device_when_all_that_it_says_holds(selector: dict[str, Any], wanted: bool) -> None:
     """What a device does not publish, it does not have: no operator makes it wanted."""
-    assert is_wanted(msgspec.convert(selector, DeviceSelector), A100) is wanted
+    expression = selector_expression(msgspec.convert(selector, DeviceSelector), A100.driver)
+    compiled = CelCompiler().compile(expression or "true")
+
+    assert not isinstance(compiled, SelectorError)
+    assert compiled.matches(A100) is wanted

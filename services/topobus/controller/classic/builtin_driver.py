@@ -16,18 +16,22 @@ from typing import Any, TypeVar
 import msgspec
 
 from topobus.controller.classic.rules import classic_lifecycle
-from topobus.controller.classic.rules.cpu_choice import with_policy_cpus
-from topobus.controller.classic.rules.device_choice import Wanted, choose
+from topobus.controller.classic.rules.device_choice import (
+    LONGEST_EXPRESSION,
+    choose,
+    structured_claim,
+    structured_class,
+)
 from topobus.controller.commit.ledger_releases import UnderWay
 from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.devicekit.classic.classic import ClaimWork, ClassicContext
-from topobus.engine.allocation.capacity import rivals
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.allocation.node_selectors import selector_matches
 from topobus.engine.allocation.values import DeviceId, node_of
+from topobus.engine.cel.selector import CelCompiler
 from topobus.engine.claims.lifecycle import owner_of
 from topobus.engine.claims.objects import Claim
 from topobus.formats.kubernetes.classic import classic_parameters as parameters
@@ -35,7 +39,7 @@ from topobus.formats.kubernetes.classic.classic import AllocationResult, ClassPa
 from topobus.formats.kubernetes.classic.classic_handles import device_handles, only_node, write_handle
 from topobus.formats.kubernetes.classic.classic_limits import check_classic
 from topobus.formats.kubernetes.objects import CLAIM_PARAMETERS, CLASS_PARAMETERS, metadata_of, name_of
-from topobus.formats.kubernetes.resource import ClaimSpec, Wire
+from topobus.formats.kubernetes.resource import Wire
 from topobus.formats.kubernetes.shape import read_as, refuse_problems
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.codec import decode, encode
@@ -71,6 +75,7 @@ class BuiltinDriver:
         self._ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
         self._state = state
         self._context = context
+        self._compiler = CelCompiler(LONGEST_EXPRESSION)
         self._refusals: RefusalBackoff[DeviceId] = RefusalBackoff(runtime.clock, settings.retry_s)
 
     async def get_class_parameters(self, resource_class: ApiObject) -> parameters.DeviceClassParameters:
@@ -224,25 +229,20 @@ class BuiltinDriver:
             for claim in claims
             for device, why in self._refusals.refused(metadata_of(claim.claim).uid).items()
         }
-        given = self._state.input_for(node, [(Claim(claim.claim), ClaimSpec()) for claim in claims], excluded=excluded)
-        pools = given.pools or ()
-        place = (DRIVER, pool_of_class(node, self._class))
-        own = [pool for pool in pools if (pool.id.driver, pool.id.pool) == place]
-        devices = [candidate for pool in own for candidate in pool.candidates if self._is_mine(candidate.id)]
-        # A classic claim holds whole devices and counts nothing.
-        uncounted = {device: "what takes from the same counters" for pool in own for device in rivals(pool)}
+        names = [metadata_of(claim.resource_class).name for claim in claims]
+        classes = {
+            name: structured_class(self._class, claim.class_parameters.selector)
+            for name, claim in zip(names, claims, strict=True)
+        }
         wanted = [
-            Wanted(
-                f"{metadata_of(claim.claim).namespace or 'default'}/{metadata_of(claim.claim).name}",
-                claim.claim_parameters.count,
-                claim.class_parameters.selector,
-                claim.claim_parameters.selector,
+            (
+                Claim(claim.claim),
+                structured_claim(name, claim.claim_parameters.count, claim.claim_parameters.selector),
             )
-            for claim in claims
+            for name, claim in zip(names, claims, strict=True)
         ]
-        taken = {**uncounted, **given.usage.excluded, **given.usage.holders}
-        chosen = choose(node, wanted, devices, taken)
-        return chosen if isinstance(chosen, Refusal) else with_policy_cpus(given.node, wanted, devices, taken, chosen)
+        given = self._state.input_for(node, wanted, excluded=excluded)
+        return choose(given, self._class, classes, self._compiler)
 
     async def _place(self, claim_work: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult | Refusal:
         """Place the devices in the node's ledger for the claim, and return the ledger's answer."""

@@ -113,11 +113,13 @@ class CelSelector:
 class CelCompiler:
     """Compiles each expression once and remembers the newest results, errors included.
 
+    Args: longest — bytes of an expression, as an API server has it.
     Errors: raises nothing. SelectorError is the answer for an expression that is wrong, as
             `compile_expression` returns it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = MAX_EXPRESSION_BYTES) -> None:
+        self._longest = longest
         self._cache: OrderedDict[str, Selector | SelectorError] = OrderedDict()
 
     def compile(self, expression: str) -> Selector | SelectorError:
@@ -126,21 +128,21 @@ class CelCompiler:
         if cached is not None:
             self._cache.move_to_end(expression)
             return cached
-        made = self._cache[expression] = compile_expression(expression)
+        made = self._cache[expression] = compile_expression(expression, self._longest)
         if len(self._cache) > _CACHE_SIZE:
             self._cache.popitem(last=False)
         return made
 
 
-def compile_expression(expression: str) -> CelSelector | SelectorError:
+def compile_expression(expression: str, longest: int = MAX_EXPRESSION_BYTES) -> CelSelector | SelectorError:
     """Parse, check and plan a CEL expression, without the cache of `CelCompiler`.
 
     Shapes: result — a selector whose type is bool or dynamic.
     Errors: raises nothing; SelectorError with line and column for one that is too long, does not
             compile, has another type or nests too deep.
     """
-    if len(expression.encode("utf-8", "replace")) > MAX_EXPRESSION_BYTES:
-        return SelectorError(f"is longer than {MAX_EXPRESSION_BYTES} bytes")
+    if len(expression.encode("utf-8", "replace")) > longest:
+        return SelectorError(f"is longer than {longest} bytes")
     try:
         with room():
             tree = parse(expression)

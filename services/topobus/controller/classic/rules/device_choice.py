@@ -1,149 +1,109 @@
 """Chooses devices of a node for classic claims: all claims together, each with the number that it
-asks for, or the reasons why they do not fit.
+asks for, by the search of structured claims.
 
-The reasons count the failed checks. The claims compete for devices, so this is a bipartite matching
-found by augmenting paths, not a first fit.
+A classic claim is one request of a structured one, for devices of the claim's ResourceClass. The
+selectors of both are the CEL that migration makes of them. A classic claim holds whole devices and
+counts nothing, so devices that are shared, or that exclude each other by counters, are left out.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 
-from topobus.controller.classic.rules.selection import is_wanted
+from msgspec import structs
+
+from topobus.engine.allocation.capacity import rivals
+from topobus.engine.allocation.explanations import explain_nodes
 from topobus.engine.allocation.pools import Candidate
-from topobus.engine.allocation.values import DeviceId
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import Allocated, AllocationInput, NoFit
+from topobus.engine.cel.seam import SelectorCompiler
+from topobus.formats.kubernetes.built_in_classes import class_selector
+from topobus.formats.kubernetes.classic.classic_cel import selector_expression
 from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
-from topobus.formats.kubernetes.slices import health_reason
-from topobus.values.outcome import Reason, Refusal, refuse
+from topobus.formats.kubernetes.resource import (
+    CelSelector,
+    ClaimRequest,
+    ClaimSpec,
+    DeviceClaim,
+    DeviceClassSpec,
+    ExactRequest,
+    Selector,
+)
+from topobus.values.dra_names import DRIVER, pool_of_class
+from topobus.values.outcome import Reason, Refusal
 
-__all__ = ["Wanted", "choose", "fitting_devices"]
+__all__ = ["LONGEST_EXPRESSION", "choose", "structured_claim", "structured_class"]
 
-# Effects of a taint with which a device may still be allocated. A device with an unknown effect
-# must not be.
-_HARMLESS = ("None",)
+LONGEST_EXPRESSION = 128 * 1024
+"""Bytes of the CEL of a classic selector: 64 conditions on texts of 128 characters, all of them
+escaped, are 90 KiB. What an API server takes is no limit, for none sees it."""
+# Some tenths of a second on one node.
+_STEPS = 20_000
+# Effects of a taint that the search knows. A device with another one must not be allocated.
+_EFFECTS = ("None", "NoSchedule", "NoExecute")
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What one claim wants of the node."""
+def structured_class(device_class: str, selector: DeviceSelector) -> DeviceClassSpec:
+    """Make the DeviceClass of a ResourceClass: the devices of a device class that its parameters
+    select.
+    """
+    return DeviceClassSpec(selectors=_selectors(class_selector(device_class), selector_expression(selector, DRIVER)))
 
-    name: str
-    """Name in messages: `default/fast`."""
-    count: int
-    of_class: DeviceSelector
-    of_claim: DeviceSelector
+
+def structured_claim(class_name: str, count: int, selector: DeviceSelector) -> ClaimSpec:
+    """Make the spec of a structured claim that wants what a classic one does."""
+    request = ExactRequest(
+        device_class_name=class_name, count=count, selectors=_selectors(selector_expression(selector, DRIVER))
+    )
+    return ClaimSpec(devices=DeviceClaim(requests=(ClaimRequest(name="devices", exactly=request),)))
 
 
 def choose(
-    node: str, wanted: Sequence[Wanted], devices: Sequence[Candidate], taken: Mapping[DeviceId, str]
+    given: AllocationInput, device_class: str, classes: Mapping[str, DeviceClassSpec], compiler: SelectorCompiler
 ) -> tuple[tuple[str, ...], ...] | Refusal:
     """Choose devices for all claims at once.
 
-    Shapes: devices — those of one class on the node; taken — device to why it is not free; result
-    — the names for each claim, sorted.
-    Order: claims and devices as given. The first device that leaves room for all is taken, so the
-    same input gives the same choice.
-    Cost: O(devices wanted x devices x claims).
-
-    Errors: raises nothing. Refuses with a reason for each claim that does not fit by itself, or
-    with one reason about all of them together.
+    Shapes: given — claims as `structured_claim` makes them; device_class — of the driver; classes —
+            `structured_class` of each ResourceClass that they name; compiler — takes
+            `LONGEST_EXPRESSION`; result — the names for each claim, sorted.
+    Errors: raises nothing. Refuses as a search for structured claims does.
     """
-    usable: list[list[int]] = []
-    reasons: list[Reason] = []
-    for claim in wanted:
-        fitting, why = fitting_devices(node, claim, devices, taken)
-        usable.append(fitting)
-        if len(fitting) < claim.count:
-            reasons.append(why)
-    if reasons:
-        return Refusal(reasons=tuple(reasons))
-    slots = [index for index, claim in enumerate(wanted) for _ in range(claim.count)]
-    chosen = _match(slots, usable)
-    if chosen is None:
-        names = tuple(claim.name for claim in wanted)
-        message = (
-            f"node {node}: {', '.join(names)} want {len(slots)} devices together, and want the same ones: each "
-            "alone could be had"
-        )
-        return refuse("claims-compete", message, node=node, claims=names, wanted=len(slots))
-    given: list[list[int]] = [[] for _ in wanted]
-    for device, slot in chosen.items():
-        given[slots[slot]].append(device)
-    return tuple(tuple(sorted(devices[index].id.device for index in indices)) for indices in given)
+    pool_name = pool_of_class(given.node.name, device_class)
+    unusable = {
+        candidate.id: why
+        for pool in given.pools or ()
+        if pool.id.pool == pool_name
+        for rivals_of_pool in (rivals(pool),)
+        for candidate in pool.candidates
+        if (why := _why_unusable(candidate, excludes_others=candidate.id in rivals_of_pool))
+    }
+    usage = replace(given.usage, excluded={**unusable, **given.usage.excluded})
+    outcome = allocate(replace(given, classes=classes, usage=usage), compiler, step_budget=_STEPS)
+    if isinstance(outcome, Allocated):
+        return tuple(tuple(sorted(granted.device for granted in result.devices.results)) for result in outcome.results)
+    if isinstance(outcome, NoFit):
+        # Nobody wrote the CEL.
+        return Refusal(reasons=tuple(map(_without_expression, outcome.reasons)))
+    return Refusal(reasons=explain_nodes((given.node.name,), (outcome,))[1])
 
 
-def fitting_devices(
-    node: str, claim: Wanted, devices: Sequence[Candidate], taken: Mapping[DeviceId, str]
-) -> tuple[list[int], Reason]:
-    """Find the devices that a claim could use, and count the others by the first check that each
-    fails.
-    """
-    fitting: list[int] = []
-    counts: dict[str, int] = {}
-    for index, device in enumerate(devices):
-        why = _first_failure(claim, device, taken)
-        if why is None:
-            fitting.append(index)
-        else:
-            counts[why] = counts.get(why, 0) + 1
-    parts = "; ".join(f"{count}: {why}" for why, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    message = f"node {node}: {claim.name} wants {claim.count} of {len(devices)} devices, {len(fitting)} can be had"
-    return fitting, Reason(
-        code="too-few-devices",
-        message=f"{message} ({parts})" if parts else message,
-        facts={"node": node, "claim": claim.name, "wanted": claim.count, "free": len(fitting), "devices": len(devices)},
-    )
+def _selectors(*expressions: str) -> tuple[Selector, ...]:
+    return tuple(Selector(cel=CelSelector(expression=expression)) for expression in expressions if expression)
 
 
-def _first_failure(claim: Wanted, device: Candidate, taken: Mapping[DeviceId, str]) -> str | None:
-    if not is_wanted(claim.of_class, device.facts):
-        return "not of the class"
-    if not is_wanted(claim.of_claim, device.facts):
-        return "not selected"
-    if device.device.allow_multiple_allocations:
+def _why_unusable(candidate: Candidate, *, excludes_others: bool) -> str:
+    device = candidate.device
+    if device.allow_multiple_allocations:
         return "shared by claims with structured parameters"
-    taint = next((taint for taint in device.device.taints if taint.effect not in _HARMLESS), None)
-    if taint is not None:
-        reason = health_reason(device.device, taint)
-        return (f"{taint.key}={taint.value}" if taint.value else taint.key) + (f" ({reason})" if reason else "")
-    holder = taken.get(device.id)
-    return f"taken by {holder}" if holder is not None else None
+    if excludes_others:
+        return "taken by what takes from the same counters"
+    taint = next((taint for taint in device.taints if taint.effect not in _EFFECTS), None)
+    return f"tainted {taint.key}={taint.value}:{taint.effect}" if taint is not None else ""
 
 
-def _match(slots: Sequence[int], usable: Sequence[Sequence[int]]) -> dict[int, int] | None:
-    """Give every slot a device of its own, as device index to slot. None when that is
-    impossible.
-    """
-    holds: dict[int, int] = {}
-    for slot in range(len(slots)):
-        came_from: dict[int, int] = {}
-        queue = deque([slot])
-        end: int | None = None
-        while queue and end is None:
-            asking = queue.popleft()
-            for device in usable[slots[asking]]:
-                if device in came_from:
-                    continue
-                came_from[device] = asking
-                if device not in holds:
-                    end = device
-                    break
-                queue.append(holds[device])
-        if end is None:
-            return None
-        _shift(end, slot, came_from, holds)
-    return holds
-
-
-def _shift(end: int, slot: int, came_from: Mapping[int, int], holds: dict[int, int]) -> None:
-    """Move each slot of the path found to the device that it asked for."""
-    device = end
-    while True:
-        asking = came_from[device]
-        before = next((key for key, holder in holds.items() if holder == asking), None)
-        holds[device] = asking
-        if asking == slot or before is None:
-            return
-        device = before
+def _without_expression(reason: Reason) -> Reason:
+    if reason.code != "device-selector":
+        return reason
+    return structs.replace(reason, message=f"{reason.facts['count']} not selected")

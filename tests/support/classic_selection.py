@@ -1,4 +1,5 @@
-"""Evaluates a classic selector on a device.
+"""What a classic selector wants of a device, written a second time: an interpreter, with which laws
+compare the CEL that the controller runs.
 
 It reads the same facts as CEL. An attribute that the device does not publish, or publishes with
 another type, makes its condition false, whatever the operator.
