@@ -23,6 +23,7 @@ from topobus.engine.claims import lifecycle as conditions
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.messages.messages import ApiObject
 from topobus.formats.messages.nouns import CLUSTER
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
@@ -149,11 +150,7 @@ class ClassicDriverRunner:
     async def _whenever(self, changed: asyncio.Event, queue: WorkQueue, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work after each change, and when an object is due."""
         while True:
-            try:
-                async with self._runtime.clock.timeout(queue.wait_s()):
-                    await changed.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(changed, self._runtime.clock.timeout(queue.wait_s()))
             changed.clear()
             if self._is_whole():
                 await work()

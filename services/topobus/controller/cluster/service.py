@@ -40,6 +40,7 @@ from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.engine.cel.selector import CelCompiler
 from topobus.kubernetes.informers import Informer
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
@@ -162,11 +163,7 @@ class ClusterController:
         is_planning = False
         spent_s = 0.0
         while True:
-            try:
-                async with self._runtime.clock.timeout(wait_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._changed, self._runtime.clock.timeout(wait_s))
             # A round costs as much as many pods wait. It takes at most half of the time, and a
             # burst of changes causes one round.
             await self._runtime.clock.sleep(min(spent_s, _LONGEST_PAUSE_S))

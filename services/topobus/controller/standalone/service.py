@@ -43,6 +43,7 @@ from topobus.controller.standalone.validate_classes import ClassReconciler
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore, NatsWatch
 from topobus.engine.cel.selector import CelCompiler
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
@@ -189,11 +190,7 @@ class _Controller:
         is_planning = False
         while True:
             self._beat.rest()
-            try:
-                async with self._runtime.clock.timeout(wait_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._changed, self._runtime.clock.timeout(wait_s))
             self._beat.turn()
             self._changed.clear()
             if not self._is_whole:
