@@ -9,17 +9,9 @@ from typing import Any
 
 from support.cluster_home import CLASS, GATE, Object
 from support.malformed import spoilt
-from topobus.controller.store.api import (
-    CLAIMS,
-    CLASSES,
-    NODES,
-    PODS,
-    SLICES,
-    TAINT_RULES,
-    TEMPLATES,
-    Kind,
-    Plain,
-)
+from topobus.controller.store.api import CLASSES, NODES, SLICES, TAINT_RULES, TEMPLATES
+from topobus.kubernetes.answers import Plain
+from topobus.kubernetes.reading import CLAIMS, PODS, Kind
 
 __all__ = ["WHOLE", "poison"]
 

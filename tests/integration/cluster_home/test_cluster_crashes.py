@@ -17,14 +17,9 @@ from typing import Any
 import pytest
 
 from support.cluster_home import ClusterHome, claim, pod, template
-from topobus.controller.store.api import (
-    Kind,
-    Page,
-    Plain,
-    Rejected,
-    WatchEvent,
-)
 from topobus.controller.store.kubernetes_api import KubernetesApi
+from topobus.kubernetes.answers import Plain, Rejected
+from topobus.kubernetes.reading import Kind, Page, WatchEvent
 from topobus.values.errors import PeerUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]

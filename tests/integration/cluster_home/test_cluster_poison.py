@@ -26,16 +26,11 @@ from support.cluster_home import (
 from support.cluster_poison import WHOLE, poison
 from support.looks import until
 from topobus.bus.bus import Bus
-from topobus.controller.store.api import (
-    Kind,
-    Page,
-    Plain,
-    Rejected,
-    WatchEvent,
-)
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import PlaceRequest, ReleaseReply, ReleaseRequest
+from topobus.kubernetes.answers import Plain, Rejected
+from topobus.kubernetes.reading import Kind, Page, WatchEvent
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.values.device import Device, Inventory

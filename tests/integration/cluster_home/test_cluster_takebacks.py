@@ -13,8 +13,8 @@ import pytest
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod, slice_of
 from support.cluster_home import node as cluster_node
-from topobus.controller.store.api import Kind
 from topobus.controller.store.kubernetes_api import KubernetesApi
+from topobus.kubernetes.reading import Kind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -14,16 +14,11 @@ from typing import Any
 import pytest
 
 from topobus.controller.config import ClusterSettings, ControllerSettings, check
-from topobus.controller.store.api import (
-    CLAIMS,
-    CLASSES,
-    NODES,
-    TAINT_RULES,
-    Kind,
-    Plain,
-)
+from topobus.controller.store.api import CLASSES, NODES, TAINT_RULES
 from topobus.controller.store.kubernetes_api import KubernetesApi
+from topobus.kubernetes.answers import Plain
 from topobus.kubernetes.informers import Informer, Key
+from topobus.kubernetes.reading import CLAIMS, Kind
 from topobus.process.clock import SystemClock
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.values.errors import ConfigError, ContractError, PeerUnavailable

@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from topobus.controller.store.api import Kind, Rejected
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.engine.claims.stored import Stored
 from topobus.formats.messages.messages import ApiObject
+from topobus.kubernetes.answers import Rejected
+from topobus.kubernetes.reading import Kind
 from topobus.testing.clock import LoopClock, ManualClock
 from topobus.values.errors import PeerUnavailable
 

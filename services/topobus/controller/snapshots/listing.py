@@ -25,22 +25,12 @@ from topobus.controller.snapshots.rules.snapshot import (
     reduced,
 )
 from topobus.controller.snapshots.rules.volume_index import VOLUME_KINDS
-from topobus.controller.store.api import (
-    CLAIMS,
-    CLASSES,
-    NAMESPACES,
-    NODES,
-    PODS,
-    SLICES,
-    TAINT_RULES,
-    TEMPLATES,
-    HistoryLost,
-    Kind,
-)
+from topobus.controller.store.api import CLASSES, NAMESPACES, NODES, SLICES, TAINT_RULES, TEMPLATES
 from topobus.kubernetes.access import AccessSettings
-from topobus.kubernetes.answers import Rejected
+from topobus.kubernetes.answers import HistoryLost, Rejected
 from topobus.kubernetes.api_reader import ApiReader
 from topobus.kubernetes.client import KubernetesClient
+from topobus.kubernetes.reading import CLAIMS, PODS, Kind
 from topobus.values.errors import PeerUnavailable
 from topobus.values.timestamps import rfc3339
 

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from topobus.kubernetes.answers import HistoryLost, Plain, Rejected
-from topobus.kubernetes.reading import (
-    CLAIMS,
-    DRA_GROUP,
-    DRA_VERSIONS,
-    PODS,
-    Kind,
-    Page,
-    WatchEvent,
-    WatchEventKind,
-)
+from topobus.kubernetes.reading import CLAIMS, DRA_GROUP, DRA_VERSIONS, PODS, Kind
 
 __all__ = [
-    "CLAIMS",
     "CLASSES",
     "EVENTS",
     "FIELD_MANAGER",
     "NAMESPACES",
     "NODES",
-    "PODS",
     "SLICES",
     "TAINT_RULES",
     "TEMPLATES",
     "WATCHED",
-    "HistoryLost",
-    "Kind",
-    "Page",
-    "Plain",
-    "Rejected",
-    "WatchEvent",
-    "WatchEventKind",
 ]
 
 FIELD_MANAGER = "topobus-controller"

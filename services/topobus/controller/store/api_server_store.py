@@ -12,19 +12,15 @@ from typing import Any, NoReturn
 from topobus.controller.cluster_metrics import ClusterMetrics
 from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import downgraded_claim
-from topobus.controller.store.api import (
-    CLAIMS,
-    WATCHED,
-    Kind,
-    Rejected,
-)
+from topobus.controller.store.api import WATCHED
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.engine.claims.gate import version_of
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.merge_patch import merge_patch
 from topobus.formats.kubernetes.objects import name_of
 from topobus.formats.messages.messages import ApiObject
-from topobus.kubernetes.answers import NOT_FOUND
+from topobus.kubernetes.answers import NOT_FOUND, Rejected
+from topobus.kubernetes.reading import CLAIMS, Kind
 from topobus.process.logging import get_logger
 from topobus.values.errors import InvariantError, PeerUnavailable
 

@@ -16,13 +16,10 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from topobus.controller.store.api import (
-    EVENTS,
-    FIELD_MANAGER,
-    Rejected,
-)
+from topobus.controller.store.api import EVENTS, FIELD_MANAGER
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.engine.claims.stored import Stored
+from topobus.kubernetes.answers import Rejected
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import TopobusError

@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from topobus.controller.config import ClusterSettings
-from topobus.controller.store.api import FIELD_MANAGER, Kind, Plain, Rejected
+from topobus.controller.store.api import FIELD_MANAGER
 from topobus.kubernetes.access import AccessSettings
+from topobus.kubernetes.answers import Plain, Rejected
 from topobus.kubernetes.api_reader import ApiReader
 from topobus.kubernetes.client import KubernetesClient
+from topobus.kubernetes.reading import Kind
 
 __all__ = ["KubernetesApi"]
 
