@@ -96,6 +96,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
         """The series of all plugins' devices together. None on a node where no plugin has ever
         registered."""
         self._is_served = False
+        self._why_not_served = ""
         self._group: asyncio.TaskGroup | None = None
         self._known = _load(self._folder / _KNOWN_FILE)
         if rivals := [resource for resource in self._known if is_named_by(resource, profiles)]:
@@ -163,7 +164,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
                         ) from err
                     # An installer may be replacing the folder. What has registered is still followed.
                     get_logger().error("foreign.not-served", error=text)
-                    self._runtime.readiness.set(_PART, is_ready=True, why=text)
+                    self._why_not_served = text
+                    self._report_readiness()
                     await self._runtime.clock.sleep(_AGAIN_S)
 
     async def _serve_once(self) -> None:
@@ -176,7 +178,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
         async with serving(path, lambda server: rpc.add_RegistrationServicer_to_server(self, server)):
             own = identity(path)
             get_logger().info("foreign.served", socket=str(path))
-            self._is_served = True
+            self._is_served, self._why_not_served = True, ""
             self._report_readiness()
             await self._watch.until(lambda: identity(path) != own)
 
@@ -334,14 +336,15 @@ class ForeignPlugins(rpc.RegistrationServicer):
             await self._runtime.clock.sleep(pause_s)
 
     def _report_readiness(self) -> None:
-        """Report in readiness which plugins are away.
+        """Report in readiness why nobody can register, and which plugins are away.
 
-        It is only a remark, because a plugin's absence is not the gateway's failure.
+        It is only a remark, because neither is the gateway's failure.
         """
         if not self._is_served:
             return
         away = sorted(driver.resource for driver in self._drivers.values() if driver.endpoint is None)
-        words = [f"waiting for the device plugin of {', '.join(away)}"] if away else []
+        words = [self._why_not_served] if self._why_not_served else []
+        words += [f"waiting for the device plugin of {', '.join(away)}"] if away else []
         words += [
             f"{resource}: {remark}" for resource, host in sorted(self._hosts.items()) for remark in host.report_lines()
         ]
