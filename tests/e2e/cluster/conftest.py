@@ -31,8 +31,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from e2e.cluster.hands import Hands
 from support.cluster import Cluster
 from support.installation import Installation, make_installation
+from support.real_hands import HandsInstallation
 
 _HERE = "tests/e2e/cluster/"
 _WANTED = ("KUBECONFIG", "TOPOBUS_KUBELET_DIR")
@@ -115,3 +117,16 @@ async def cluster(installation: Installation) -> AsyncIterator[Cluster]:
     installation.check()
     async with Cluster.open(Path(os.environ["KUBECONFIG"]), os.environ.get("TOPOBUS_CLUSTER_NODE", "")) as opened:
         yield opened
+
+
+@pytest_asyncio.fixture
+async def hands(topobus: HandsInstallation) -> AsyncIterator[Hands]:
+    """Classes and pods of one test, on a module's own installation; removed at the end."""
+    topobus.check()
+    async with Cluster.open(Path(os.environ["KUBECONFIG"]), os.environ.get("TOPOBUS_CLUSTER_NODE", "")) as opened:
+        made = Hands(opened)
+        await made.make_classes()
+        try:
+            yield made
+        finally:
+            await made.clean()

@@ -8,8 +8,6 @@ import re
 import shutil
 import subprocess
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from lightkube.resources.resource_v1 import ResourceClaim
 from support.cluster import Cluster, until
 from topobus.values.dra_names import DRIVER, class_of_device
 
-__all__ = ["IMAGE", "Hands", "HandsPod", "Started", "hands_of_cluster", "refusals_of"]
+__all__ = ["IMAGE", "Hands", "HandsPod", "Started", "refusals_of"]
 
 IMAGE = os.environ.get("TOPOBUS_CLUSTER_SHELLIMAGE", "docker.io/library/busybox:local")
 # What a container sees at its very start goes to its log: a device that
@@ -224,21 +222,6 @@ class Hands:
     async def _make(self, kind: Any, value: dict[str, Any]) -> None:
         await self.client.create(kind.from_dict(value))
         self._made.append((kind, value["metadata"]["name"]))
-
-
-@asynccontextmanager
-async def hands_of_cluster() -> AsyncIterator[Hands]:
-    """Classes and pods in the cluster that the environment names.
-
-    What was made is removed at the end.
-    """
-    async with Cluster.open(Path(os.environ["KUBECONFIG"]), os.environ.get("TOPOBUS_CLUSTER_NODE", "")) as cluster:
-        made = Hands(cluster)
-        await made.make_classes()
-        try:
-            yield made
-        finally:
-            await made.clean()
 
 
 async def refusals_of(hands: Hands, pod: HandsPod, words: tuple[str, ...]) -> list[str]:

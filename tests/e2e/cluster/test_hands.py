@@ -15,14 +15,13 @@ import json
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 
 import pytest
-import pytest_asyncio
 
-from e2e.cluster.hands import Hands, HandsPod, container_pid, cpus_of_pid, hands_of_cluster, ping
+from e2e.cluster.hands import Hands, HandsPod, container_pid, cpus_of_pid, ping
 from support.cluster import until
 from support.installation import setting
 from support.real_hands import (
@@ -56,14 +55,6 @@ def topobus(bench: dict[str, Interface]) -> Iterator[HandsInstallation]:
     """Topobus on this node."""
     with installed_hands({"TOPOBUS_NIC__INTERFACES__OFFER": json.dumps([{"name": "tbh[0-9]*"}])}) as installation:
         yield installation
-
-
-@pytest_asyncio.fixture
-async def hands(topobus: HandsInstallation) -> AsyncIterator[Hands]:
-    """Classes and pods of this test."""
-    topobus.check()
-    async with hands_of_cluster() as made:
-        yield made
 
 
 def _configuration(address: str) -> dict[str, object]:

@@ -7,13 +7,12 @@ DRAConsumableCapacity (on by default in Kubernetes 1.36).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import pytest_asyncio
 
-from e2e.cluster.hands import Hands, container_pid, cpus_of_pid, hands_of_cluster, refusals_of
+from e2e.cluster.hands import Hands, container_pid, cpus_of_pid, refusals_of
 from support.cluster import until
 from support.installation import setting
 from support.real_hands import HandsInstallation, installed_hands
@@ -31,14 +30,6 @@ def topobus() -> Iterator[HandsInstallation]:
     """Topobus on this node, which shows the machine as one group of CPUs."""
     with installed_hands({"TOPOBUS_CPU__CPUS__GROUPS": "machine"}) as installation:
         yield installation
-
-
-@pytest_asyncio.fixture
-async def hands(topobus: HandsInstallation) -> AsyncIterator[Hands]:
-    """Classes and pods of this test."""
-    topobus.check()
-    async with hands_of_cluster() as made:
-        yield made
 
 
 async def _cpus_of(pid: int) -> str:

@@ -15,15 +15,14 @@ import os
 import shlex
 import subprocess
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from e2e.cluster.hands import Hands, container_pid, cpus_of_pid, hands_of_cluster, ping, refusals_of
+from e2e.cluster.hands import Hands, container_pid, cpus_of_pid, ping, refusals_of
 from support.cluster import until
 from support.installation import command, setting
 from support.real_hands import (
@@ -95,14 +94,6 @@ def topobus(bench: dict[str, Interface], tmp_path_factory: pytest.TempPathFactor
     }
     with installed_hands(settings) as installation:
         yield installation
-
-
-@pytest_asyncio.fixture
-async def hands(topobus: HandsInstallation) -> AsyncIterator[Hands]:
-    """Classes and pods of this test."""
-    topobus.check()
-    async with hands_of_cluster() as made:
-        yield made
 
 
 def _configuration(**fields: object) -> dict[str, Any]:

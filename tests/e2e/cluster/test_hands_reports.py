@@ -12,14 +12,13 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import yaml
 from lightkube import ApiError, AsyncClient, KubeConfig, codecs
 from lightkube.resources.core_v1 import Event, Namespace, Pod, ServiceAccountToken
@@ -124,19 +123,6 @@ async def _account(admin: Path, node: str, kubeconfig: Path) -> Path:
     config["users"][0]["user"] = {"token": answer.status.token}
     await asyncio.to_thread(kubeconfig.write_text, json.dumps(config), encoding="utf-8")
     return kubeconfig
-
-
-@pytest_asyncio.fixture
-async def hands(topobus: HandsInstallation) -> AsyncIterator[Hands]:
-    """Classes and pods of this test."""
-    topobus.check()
-    async with Cluster.open(Path(os.environ["KUBECONFIG"]), os.environ.get("TOPOBUS_CLUSTER_NODE", "")) as cluster:
-        made = Hands(cluster)
-        await made.make_classes()
-        try:
-            yield made
-        finally:
-            await made.clean()
 
 
 async def test_interface_is_in_status_events_and_file_with_the_deployed_rights(
