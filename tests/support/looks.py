@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["LIMIT_S", "next_look", "next_turn", "other_threads", "until"]
+__all__ = ["LIMIT_S", "next_look", "next_turn", "other_threads", "until", "until_scraped"]
 
 T = TypeVar("T")
 
@@ -34,6 +34,21 @@ async def until(look: Callable[[], T], what: str = "", *, limit_s: float = LIMIT
                 seen = look()
     except TimeoutError:
         raise AssertionError(f"not within {limit_s:g} s: {what or look}; last seen: {seen!r}") from None
+    return seen
+
+
+async def until_scraped(look: Callable[[], T], what: str = "") -> T:
+    """Look at metrics until the result is true, and give it: in a thread, as a scrape is, since their
+    lines may need the event loop.
+
+    Errors: raises AssertionError as `until` does.
+    """
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not (seen := await asyncio.to_thread(look)):
+                await next_look()
+    except TimeoutError:
+        raise AssertionError(f"not within {LIMIT_S:g} s: {what or look}") from None
     return seen
 
 

@@ -143,8 +143,10 @@ class SickNode:
         async with asyncio.timeout(_LIMIT_S):
             while True:
                 samples = {
-                    sign: self.metrics.get_sample_value(
-                        name, {"class": self.device_class, "reason": sign[0], "state": str(sign[1])}
+                    sign: await asyncio.to_thread(
+                        self.metrics.get_sample_value,
+                        name,
+                        {"class": self.device_class, "reason": sign[0], "state": str(sign[1])},
                     )
                     or 0.0
                     for sign in wanted

@@ -4,6 +4,7 @@ and the readings go on while nothing else changes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from support.cluster_slices import allocated
 from support.device_bench import NODE, PROFILES, DeviceBench
 from support.fake_nvml import FakeGpu, fake_nvml, needs_gcc
-from support.looks import until
+from support.looks import until_scraped
 from support.sick_devices import SickNode, sick_node
 from support.toy_driver import ToyDriver
 from topobus.devicekit.host import driver_poller
@@ -84,13 +85,14 @@ async def test_line_of_a_gpu_names_who_has_it_when_kubelet_hands_it_out(node: Si
     assert isinstance(admission, Admission), admission
     (device,) = admission.container("main").devices[GPU]
 
-    await until(lambda: _holders(node.metrics, device) == {("default", "trainer", "main", "")})
-    others = {labels["device"]: labels["pod"] for labels, _ in _lines(node.metrics, "topobus_device_power_watts")}
+    await until_scraped(lambda: _holders(node.metrics, device) == {("default", "trainer", "main", "")})
+    lines = await asyncio.to_thread(_lines, node.metrics, "topobus_device_power_watts")
+    others = {labels["device"]: labels["pod"] for labels, _ in lines}
     await node.rig.kubelet.remove(Pod(name="trainer", uid="u1", containers=(Container(name="main"),)))
-    await until(lambda: _holders(node.metrics, device) == {("", "", "", "")})
+    await until_scraped(lambda: _holders(node.metrics, device) == {("", "", "", "")})
 
     assert sorted(others.values()) == ["", "trainer"]
-    assert _holders(node.metrics, device, "topobus_device_held") == set()
+    assert await asyncio.to_thread(_holders, node.metrics, device, "topobus_device_held") == set()
 
 
 @needs_gcc
@@ -110,10 +112,10 @@ async def test_line_of_a_gpu_names_who_has_it_when_a_claim_is_prepared(node: Sic
 
         assert isinstance(admission, Admission), admission
         wanted = {("default", pod.name, container, claim.name)}
-        await until(lambda device=device, wanted=wanted: _holders(node.metrics, device.name) == wanted)  # type: ignore[misc]  # bound for this round
+        await until_scraped(lambda device=device, wanted=wanted: _holders(node.metrics, device.name) == wanted)  # type: ignore[misc]  # bound for this round
         await node.rig.kubelet.remove(pod)
         node.server.remove("ResourceClaim", claim.name)
-        await until(lambda device=device: _holders(node.metrics, device.name) == {("", "", "", "")})  # type: ignore[misc]
+        await until_scraped(lambda device=device: _holders(node.metrics, device.name) == {("", "", "", "")})  # type: ignore[misc]
 
 
 class _Meter(ToyDriver):
@@ -137,9 +139,9 @@ async def test_device_that_pods_share_has_its_reading_once_and_each_pod(bench: D
         await bench.inventory(lambda inventory: len(inventory.devices) == 1)
         await bench.bus.put(LEDGER, Ledger(node=NODE, sequence=1, allocations=allocations), node=NODE)
         wanted = {("team", "a", "main", ""), ("team", "b", "main", "")}
-        await until(lambda: _holders(bench.metrics, "gpu-toy-0", "topobus_device_held") == wanted)
+        await until_scraped(lambda: _holders(bench.metrics, "gpu-toy-0", "topobus_device_held") == wanted)
 
-        assert _holders(bench.metrics, "gpu-toy-0") == {("", "", "", "")}
+        assert await asyncio.to_thread(_holders, bench.metrics, "gpu-toy-0") == {("", "", "", "")}
 
 
 async def test_readings_go_on_while_nothing_else_changes(bench: DeviceBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +150,8 @@ async def test_readings_go_on_while_nothing_else_changes(bench: DeviceBench, mon
     await bench.publish_machine()
     async with bench.service(_Meter(count=1)):
         inventory = await bench.inventory(lambda inventory: len(inventory.devices) == 1)
-        await until(lambda: any(value >= 20 for _, value in _lines(bench.metrics, "topobus_device_power_watts")))
+        await until_scraped(
+            lambda: any(value >= 20 for _, value in _lines(bench.metrics, "topobus_device_power_watts"))
+        )
 
         assert await bench.inventory(lambda _: True) == inventory

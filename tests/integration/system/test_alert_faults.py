@@ -22,7 +22,7 @@ from support.cli_process import run_cli
 from support.device_bench import NODE, PROFILES, DeviceBench
 from support.dra_claims import claim_rig, prepare
 from support.gateway_rig import IMPATIENT
-from support.looks import next_look, until
+from support.looks import next_look, until, until_scraped
 from support.metric_pages import families_of, read_page
 from support.running import Service, all_services, until_all_ready
 from support.topology_node import publish_node
@@ -176,14 +176,18 @@ async def test_holder_of_a_device_is_named_when_it_is_idle_and_when_it_is_sick(
     async with bench.service(driver):
         await bench.inventory(lambda inventory: len(inventory.devices) == 1)
         await bench.bus.put(LEDGER, Ledger(node=NODE, sequence=1, allocations={trainer.key: allocation}), node=NODE)
-        await until(lambda: _sum(bench.metrics, "topobus_device_held", device=_GPU, pod="trainer", state="healthy"))
+        await until_scraped(
+            lambda: _sum(bench.metrics, "topobus_device_held", device=_GPU, pod="trainer", state="healthy")
+        )
         # The first reading comes after the first look, on its own.
-        await until(lambda: use_of("trainer") == [0])
+        await until_scraped(lambda: use_of("trainer") == [0])
         driver.faults = {
             _GPU: (Observation(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus"),)
         }
-        await until(lambda: _sum(bench.metrics, "topobus_device_held", device=_GPU, pod="trainer", state="unhealthy"))
-        await until(lambda: _sum(bench.metrics, "topobus_device_affected_pods", state="unhealthy") == 1)
+        await until_scraped(
+            lambda: _sum(bench.metrics, "topobus_device_held", device=_GPU, pod="trainer", state="unhealthy")
+        )
+        await until_scraped(lambda: _sum(bench.metrics, "topobus_device_affected_pods", state="unhealthy") == 1)
 
 
 async def test_class_is_named_when_its_inventory_cannot_be_published(bench: DeviceBench) -> None:

@@ -1,9 +1,9 @@
 """The holders of the devices of one class on this node, read from the node's ledger.
 
-For health the ledger is read when it is needed: it is written for each pod and claim, while the
-health of a device, which the owners are notified of, seldom changes. Only a class whose drivers
-give readings follows it, because each line of `/metrics` names the holder of the moment, and one
-with spares, because a device that an owner has is none.
+The ledger is read when it is needed: it is written for each pod and claim, while the health of a
+device, which the owners are notified of, seldom changes, and a scrape, whose lines name the holder
+of the moment, comes a few times a minute. Only a class with spares follows it, because a device
+that an owner has is none.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class DeviceHolders:
         self._bus = bus
         self._node = node
         self._class = device_class
+        self._loop = asyncio.get_running_loop()
         self.ledger: Holders | None = None
         """The ledger that was read last. None until there is one. Readable from any thread."""
         self._owners: dict[str, tuple[Owner, ...]] | None = None
@@ -48,18 +49,27 @@ class DeviceHolders:
         self._note(entry.value if entry is not None else None)
         return True
 
-    async def follow(self, on_change: Callable[[], None], *, pause_s: float) -> None:
+    def read_from_thread(self, limit_s: float) -> None:
+        """Read the ledger for another thread than the event loop's. The earlier holders stay when it
+        cannot be read, also within the limit.
+        """
+        reading = asyncio.run_coroutine_threadsafe(self.read(), self._loop)
+        try:
+            reading.result(limit_s)
+        except TimeoutError:
+            reading.cancel()
+            get_logger().warning("ledger.unread", why=f"it was not read within {limit_s:g} s")
+
+    async def follow(self, on_change: Callable[[], None]) -> None:
         """Follow the ledger until cancelled. While it cannot be read, the earlier holders stay.
 
-        Shapes: on_change — called after each change, and when it is certain that there is no ledger;
-                pause_s — after each change: of those that come in it only the newest is read.
+        Shapes: on_change — called after each change, and when it is certain that there is no ledger.
         """
         async for change in self._bus.watch(LEDGER.read_as(Holders), node=self._node):
             is_missing = change.kind is ChangeKind.SNAPSHOT_END and self._owners is None
             if is_missing or change.kind in (ChangeKind.PUT, ChangeKind.DELETE):
                 self._note(change.value)
                 on_change()
-                await asyncio.sleep(pause_s)
 
     def _note(self, ledger: Holders | None) -> None:
         self.ledger = ledger

@@ -178,8 +178,7 @@ class _DeviceHost:
         )
         self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
-        self._measures = any(driver.capabilities.measures for driver in registry.drivers)
-        if self._measures:
+        if any(driver.capabilities.measures for driver in registry.drivers):
             metrics.export_readings(self._readings)
 
     async def run(self) -> None:
@@ -246,7 +245,7 @@ class _DeviceHost:
             group.create_task(publisher.run())
             group.create_task(publisher.confirm())
             group.create_task(maintenance.run(self._settings.hardware.rescan_s))
-            if self._measures or self._settings.spares.count:
+            if self._settings.spares.count:
                 group.create_task(publisher.follow_ledger())
 
     async def _load_inventory(self) -> None:
@@ -342,9 +341,8 @@ class _DeviceHost:
     def _readings(self) -> ClassReadings:
         """Return what is exported of the devices. Called in the thread of a scrape."""
         readings = {name: seen for poller in self._pollers.values() for name, seen in poller.readings.items()}
-        return ClassReadings(
-            node=self._node, devices=self._publisher.devices, readings=readings, ledger=self._publisher.ledger
-        )
+        ledger = self._publisher.ledger_of_scrape()
+        return ClassReadings(node=self._node, devices=self._publisher.devices, readings=readings, ledger=ledger)
 
     def _find(self, name: str) -> Device | None:
         return next((device for device in self._publisher.devices if device.name == name), None)

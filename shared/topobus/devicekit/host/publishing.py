@@ -45,9 +45,9 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["DevicePublisher", "DriverViews"]
 # So many health events are on their way at a time.
 _PARALLEL_EVENTS = 64
-# Seconds between two looks at the ledger that `/metrics` takes its holders from: they are right within
-# a second of a hand-over, and a burst of pods costs one read.
-_LABELS_S = 0.25
+# Seconds that a scrape waits for the ledger: a tenth of Prometheus' own limit for all of it. After them
+# its lines have the holders of the scrape before.
+_SCRAPE_S = 1.0
 # Seconds that an answer waits until its effect is visible: a fifth of the time that the gateway
 # gives it.
 _PUBLISH_S = 2.0
@@ -169,20 +169,20 @@ class DevicePublisher:
             self._has_news.set()
 
     async def follow_ledger(self) -> None:
-        """Follow the ledger until cancelled, with a step after each change where there are spares: one
-        that an owner has is replaced.
+        """Follow the ledger until cancelled, with a step after each change: a spare that an owner has
+        is replaced.
         """
-        await self._holders.follow(self._note_ledger, pause_s=0.0 if self._settings.spares.count else _LABELS_S)
+        await self._holders.follow(self._note_ledger)
 
-    @property
-    def ledger(self) -> Holders | None:
-        """The ledger that was read last. Readable from any thread."""
+    def ledger_of_scrape(self) -> Holders | None:
+        """Return the ledger of this moment. Called in the thread of a scrape."""
+        if not self._settings.spares.count:
+            self._holders.read_from_thread(_SCRAPE_S)
         return self._holders.ledger
 
     def _note_ledger(self) -> None:
-        if self._settings.spares.count:
-            self._settled = None
-            self._has_news.set()
+        self._settled = None
+        self._has_news.set()
 
     def forgive(self, device: str) -> None:
         """Make the next step lift a device's sticky faults."""
