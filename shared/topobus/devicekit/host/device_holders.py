@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 
 from topobus.bus.bus import Bus
 from topobus.bus.streams.state import ChangeKind
@@ -56,6 +57,8 @@ class DeviceHolders:
         reading = asyncio.run_coroutine_threadsafe(self.read(), self._loop)
         try:
             reading.result(limit_s)
+        except CancelledError:
+            return  # the process stops
         except TimeoutError:
             reading.cancel()
             get_logger().warning("ledger.unread", why=f"it was not read within {limit_s:g} s")
