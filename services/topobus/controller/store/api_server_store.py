@@ -129,7 +129,7 @@ class ApiServerStore:
         await self.read(key)
 
     async def _raise_unknown(self, kind: Kind, key: ObjectKey, error: PeerUnavailable) -> NoReturn:
-        """Read the object after a write without an answer, and raise that nobody answered."""
+        """Read the object after a write without an answer, and raise that no answer came."""
         self._count(kind, "unknown")
         get_logger().warning(
             "write.ambiguous", kind=kind.name, namespace=key.namespace, name=key.name, error=str(error)

@@ -336,7 +336,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
             await self._runtime.clock.sleep(pause_s)
 
     def _report_readiness(self) -> None:
-        """Report in readiness why nobody can register, and which plugins are away.
+        """Report in readiness why plugins cannot register, and which plugins are away.
 
         It is only a remark, because neither is the gateway's failure.
         """

@@ -84,7 +84,7 @@ def choose(
     if isinstance(outcome, Allocated):
         return tuple(tuple(sorted(granted.device for granted in result.devices.results)) for result in outcome.results)
     if isinstance(outcome, NoFit):
-        # Nobody wrote the CEL.
+        # No user wrote the CEL.
         return Refusal(reasons=tuple(map(_without_expression, outcome.reasons)))
     return Refusal(reasons=explain_nodes((given.node.name,), (outcome,))[1])
 
