@@ -31,13 +31,12 @@ from topobus.controller.node_removal import NodeRemoval
 from topobus.controller.planner import Planner
 from topobus.controller.repairs import Repairs
 from topobus.controller.state.cluster.api_server_state import ApiServerState
-from topobus.controller.store.api import WATCHED
+from topobus.controller.store.api import CLAIMS, WATCHED
 from topobus.controller.store.api_server_store import ApiServerStore
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.engine.cel.selector import CelCompiler
 from topobus.kubernetes.informers import Informer
-from topobus.kubernetes.reading import CLAIMS
 from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime

@@ -9,12 +9,11 @@ import msgspec
 from topobus.controller.dry_run.rules.situation import Situation, place_of
 from topobus.controller.snapshots.listing import RIGHTS, list_objects, open_client
 from topobus.controller.state.cluster_objects import read_object
-from topobus.controller.store.api import CLASSES, NAMESPACES, NODES, SLICES, TAINT_RULES, TEMPLATES
+from topobus.controller.store.api import CLAIMS, CLASSES, NAMESPACES, NODES, SLICES, TAINT_RULES, TEMPLATES
 from topobus.engine.allocation.admission import asks_admin
 from topobus.formats.kubernetes.resource import ClaimSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
-from topobus.kubernetes.reading import CLAIMS
 from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["list_situation"]

@@ -15,9 +15,9 @@ import msgspec
 
 from topobus.controller.snapshots.listing import KINDS, Progress, list_objects, take_snapshot
 from topobus.controller.snapshots.rules.snapshot import Snapshot
+from topobus.controller.store.api import PODS
 from topobus.kubernetes.answers import NOT_FOUND, Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
-from topobus.kubernetes.reading import PODS
 from topobus.values.cluster_answers import Evictions, Move, MovePlan
 from topobus.values.errors import PeerUnavailable
 

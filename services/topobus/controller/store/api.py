@@ -5,11 +5,13 @@ from __future__ import annotations
 from topobus.kubernetes.reading import CLAIMS, DRA_GROUP, DRA_VERSIONS, PODS, Kind
 
 __all__ = [
+    "CLAIMS",
     "CLASSES",
     "EVENTS",
     "FIELD_MANAGER",
     "NAMESPACES",
     "NODES",
+    "PODS",
     "SLICES",
     "TAINT_RULES",
     "TEMPLATES",
