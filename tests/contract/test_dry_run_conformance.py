@@ -25,7 +25,7 @@ from support.laws import share
 from topobus.controller.commit.allocator import Allocator, Member, member
 from topobus.controller.config import ControllerSettings
 from topobus.controller.dry_run.rules.run import DryRun
-from topobus.controller.dry_run.rules.situation import DryAnswer, Silence, Situation
+from topobus.controller.dry_run.rules.situation import DryAnswer, Situation
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster_state import ClusterState
@@ -212,7 +212,7 @@ def _controller(situation: Situation, node: str, claims: list[ApiObject], compil
         state.put_ledger(ledger)
     for alignment in situation.alignments:
         state.put_alignment(alignment.node, alignment)
-    state.note_silence({(silence.node, silence.device_class): silence.since for silence in situation.silences})
+        state.note_silence({(alignment.node, name): since for name, since in alignment.unheard_classes.items()})
     for api_object in (*situation.objects, *claims):
         try:
             state.put_object(ObjectKey(**object_parts(api_object)), Stored(1, api_object))
@@ -395,11 +395,15 @@ def test_dry_run_equals_the_controller_on_a_running_system(seed: int) -> None:
         machines=(machine,),
         inventories=tuple(inventories.values()),
         ledgers=(Ledger(node=machine.node, allocations={holder.key: allocation} if held else {}),),
-        alignments=(NodeAlignment(node=machine.node, options=options, reserved_cpus=CpuSet(0, 1)),)
+        alignments=(
+            NodeAlignment(
+                node=machine.node,
+                options=options,
+                reserved_cpus=CpuSet(0, 1),
+                unheard_classes={"gpu": "2026-01-01T00:00:00Z"} if random.random() < 0.4 else {},
+            ),
+        )
         if random.random() < 0.7
-        else (),
-        silences=(Silence(node=machine.node, device_class="gpu", since="2026-01-01T00:00:00Z"),)
-        if random.random() < 0.3
         else (),
     )
 
@@ -409,7 +413,7 @@ def test_dry_run_equals_the_controller_on_a_running_system(seed: int) -> None:
 def test_dry_run_waits_for_a_silent_service() -> None:
     """The case of the report: devices of a service that does not answer are given to nobody."""
     machine, inventories = dgx_facts()
-    silent = Silence(node=machine.node, device_class="gpu", since="2026-01-01T00:00:00Z")
+    silent = NodeAlignment(node=machine.node, unheard_classes={"gpu": "2026-01-01T00:00:00Z"})
     parts: dict[str, Any] = {
         "wanted": (_gpu_claim(1),),
         "machines": (machine,),
@@ -417,6 +421,6 @@ def test_dry_run_waits_for_a_silent_service() -> None:
     }
 
     (heard,) = dry_run(Situation(**parts), CelCompiler())
-    (unheard,) = dry_run(Situation(**parts, silences=(silent,)), CelCompiler())
+    (unheard,) = dry_run(Situation(**parts, alignments=(silent,)), CelCompiler())
 
     assert (heard.condition, unheard.condition) == ("Allocated", "DoesNotFit")

@@ -6,9 +6,7 @@ controller, because only the controller has a CEL evaluator.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,17 +18,14 @@ from topobus.bus.bus import Bus
 from topobus.cli.cluster_questions import CLUSTER_DEFAULTS, ClusterOptions
 from topobus.cli.engine_process import ask_dry_run
 from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.listing.responding_services import why_silent
 from topobus.cli.objects.manifests import manifest_files, read_mixed, read_wanted
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import reason_lines, with_parts
 from topobus.cli.render.output import Output, TextOrJson
 from topobus.formats.kubernetes.objects import object_parts
-from topobus.formats.messages.catalogue import ALIGNMENT, HINT, INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.device import Inventory
 from topobus.values.outcome import Reason
-from topobus.values.timestamps import rfc3339
 
 __all__ = ["allocate", "answers_of_system", "show_answer"]
 
@@ -127,34 +122,17 @@ async def _as_it_runs(bus: Bus, objects: Sequence[ApiObject], others: Sequence[A
     The wanted objects count as they are in the manifest.
     """
     given = [object_parts(api_object) for api_object in objects]
-    inventories = [entry.value for entry in await bus.list(INVENTORY)]
     return {
         "objects": [*others, *(entry.value for entry in await bus.list(OBJECT) if entry.parts not in given)],
         "machines": [entry.value for entry in await bus.list(MACHINE)],
-        "inventories": inventories,
+        "inventories": [entry.value for entry in await bus.list(INVENTORY)],
         "ledgers": [entry.value for entry in await bus.list(LEDGER)],
         "alignments": [entry.value for entry in await bus.list(ALIGNMENT)],
-        "silences": await _silences(bus, inventories),
     }
 
 
 def _shown(dry_run: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: value for key, value in answer.items() if key in _SHOWN} for answer in dry_run["answers"]]
-
-
-async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str, str]]:
-    """List the device services that do not answer now: the controller allocates none of their
-    devices.
-    """
-    reasons = await asyncio.gather(
-        *(why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class) for inventory in inventories)
-    )
-    since = rfc3339(datetime.now(UTC))
-    return [
-        {"node": inventory.node, "device_class": inventory.device_class, "since": since}
-        for inventory, why in zip(inventories, reasons, strict=True)
-        if why
-    ]
 
 
 def show_answer(output: Output, claim_result: dict[str, Any]) -> None:

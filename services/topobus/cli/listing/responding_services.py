@@ -29,7 +29,6 @@ __all__ = [
     "sign_of_life",
     "silence_text",
     "topology_on",
-    "why_silent",
 ]
 
 # A person waits for this once, for all services together. One that is well answers within
@@ -78,7 +77,7 @@ async def note_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], no
     try:
         done, _ = await asyncio.wait({waited}, timeout=_NOTE_AFTER_S)
         if not done:
-            reasons = await asyncio.gather(*(why_silent(bus, peer.ask, **peer.parts) for peer in peers))
+            reasons = await asyncio.gather(*(_why_silent(bus, peer.ask, **peer.parts) for peer in peers))
             silent = [f"{peer.name} ({why})" for peer, why in zip(peers, reasons, strict=True) if why]
             if not waited.done():
                 note(f"waiting for {' and '.join(silent) or f'{peers[-1].name}, which is at work'}")
@@ -94,7 +93,7 @@ async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventor
     known_inventories = list(inventories)
     reasons = await asyncio.gather(
         *(
-            why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class)
+            _why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class)
             for inventory in known_inventories
         )
     )
@@ -117,7 +116,7 @@ async def side_by_side(nodes: Iterable[str], ask: Callable[[str], Awaitable[T]])
     return await asyncio.gather(*map(ask_when_free, nodes))
 
 
-async def why_silent(bus: Bus, ask: Ask[Any, Any], **parts: str) -> str:
+async def _why_silent(bus: Bus, ask: Ask[Any, Any], **parts: str) -> str:
     """Return why a service is silent. Empty when it answers."""
     return silence_text(await sign_of_life(bus, ask, **parts))
 

@@ -148,7 +148,13 @@ class DryRun:
         asked |= {holder_of(api_object) for api_object in situation.objects if pod_holder_of(api_object) in asked}
         for machine in situation.machines:
             self.state.put_machine(machine)
-        self.state.note_silence({(silence.node, silence.device_class): silence.since for silence in situation.silences})
+        self.state.note_silence(
+            {
+                (alignment.node, device_class): since
+                for alignment in situation.alignments
+                for device_class, since in alignment.unheard_classes.items()
+            }
+        )
         for inventory in situation.inventories:
             self.state.put_inventory(inventory)
         for alignment in situation.alignments:

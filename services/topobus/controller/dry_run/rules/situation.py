@@ -24,7 +24,6 @@ from topobus.values.view import NodeAlignment
 
 __all__ = [
     "DryAnswer",
-    "Silence",
     "Situation",
     "holder_of",
     "made_up_uid",
@@ -32,15 +31,6 @@ __all__ = [
     "pod_holder_of",
     "readable_slices",
 ]
-
-
-class Silence(Struct, frozen=True, kw_only=True):
-    """A device service that does not answer: its devices are not allocated."""
-
-    node: str
-    device_class: str
-    since: str
-    """RFC 3339, UTC."""
 
 
 class Situation(Struct, frozen=True, kw_only=True):
@@ -55,7 +45,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     inventories: tuple[Inventory, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
     alignments: tuple[NodeAlignment, ...] = ()
-    silences: tuple[Silence, ...] = ()
+    """They name the device services that do not answer: their devices are not allocated."""
     mode: Mode = Mode.CORRECTED
     step_budget: int = DEFAULT_STEP_BUDGET
 
