@@ -17,8 +17,7 @@ from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.settings import PartitionSettings
-from topobus.devicekit.verbs import journaled_verbs
-from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
+from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledVerbs, JournaledWork
 from topobus.gpu.amd.amd_cards import read_amd_cards
 from topobus.gpu.amd.amd_on_demand import settle_mode
 from topobus.gpu.config import LeftoverSettings
@@ -85,7 +84,7 @@ class AmdBench:
         """Ask for devices."""
         devices = [self.devices[name] for name in names]
         context = PrepareContext(owner=_owner(owner))
-        return journaled_verbs.prepare(journal or self.journal, self.driver, self.tree, devices, context, ())
+        return JournaledVerbs(journal or self.journal, self.driver, self.tree).prepare(devices, context, ())
 
     def get(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal:
         """Ask for devices, and wait for long work."""
@@ -98,15 +97,15 @@ class AmdBench:
     def unprepare(self, owner: str, *names: str, journal: Journal | None = None) -> None:
         """Give devices back."""
         devices = [self.devices[name] for name in names]
-        journaled_verbs.unprepare(
-            journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner))
+        JournaledVerbs(journal or self.journal, self.driver, self.tree).unprepare(
+            devices, PrepareContext(owner=_owner(owner))
         )
 
     def undo_all(self) -> None:
         """Undo what is half done, as a start does, and release what is whole."""
         for entry in list(self.journal.entries.values()):
             for owner in entry.owners:
-                journaled_verbs.undo_prepare(self.journal, self.driver, self.tree, entry.device, owner.owner)
+                JournaledVerbs(self.journal, self.driver, self.tree).undo_prepare(entry.device, owner.owner)
 
     def is_unsettled(self) -> bool:
         """Say whether amdgpu and KFD do not agree."""

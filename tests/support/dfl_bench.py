@@ -11,7 +11,7 @@ from typing import Any
 from support.fpga_cards import FileDflProgrammer, dfl_machine, port_file
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
-from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import JournaledVerbs, JournaledWork
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
@@ -85,8 +85,8 @@ class DflBench:
         if refusal is not None:
             return refusal
         kept = [] if looks_only else [device.name for device in devices]
-        answer = journaled_verbs.prepare(self.journal, self.driver, self.tree, devices, context, kept)
-        return answer.run(lambda: True) if isinstance(answer, journaled_verbs.JournaledWork) else answer
+        answer = JournaledVerbs(self.journal, self.driver, self.tree).prepare(devices, context, kept)
+        return answer.run(lambda: True) if isinstance(answer, JournaledWork) else answer
 
     def refusal(self, function: str, owner: Owner | None = None) -> tuple[str, str]:
         """Prepare what cannot be; gives the reason's code and message."""
@@ -97,19 +97,19 @@ class DflBench:
     def unprepare(self, owner: Owner | None = None) -> None:
         """Let an owner go, and clean the card."""
         devices = self.devices()
-        journaled_verbs.unprepare(
-            self.journal, self.driver, self.tree, devices, PrepareContext(owner=owner or claim("one"))
+        JournaledVerbs(self.journal, self.driver, self.tree).unprepare(
+            devices, PrepareContext(owner=owner or claim("one"))
         )
 
     def clean(self) -> Refusal | None:
         """Clean the card."""
-        return journaled_verbs.clean(self.journal, self.driver, self.tree, self.devices()[0])
+        return JournaledVerbs(self.journal, self.driver, self.tree).clean(self.devices()[0])
 
     def recover(self) -> None:
         """Undo what is half done, as a start does."""
         self.restart()
         for entry in [entry for device in self.journal.entries.values() for entry in device.half_done]:
-            journaled_verbs.undo_prepare(self.journal, self.driver, self.tree, self.devices()[0], entry.owner)
+            JournaledVerbs(self.journal, self.driver, self.tree).undo_prepare(self.devices()[0], entry.owner)
 
     def afu_id(self) -> str:
         """Give what the port shows."""

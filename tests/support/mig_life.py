@@ -15,7 +15,7 @@ from support.mig_node import OWNER, MigNode, mig_node
 from topobus.devicekit.driver import HostServices, PrepareContext
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import PartitionSettings
-from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import JournaledVerbs, JournaledWork
 from topobus.gpu.mig.nvml_mig import destroy_instance, read_mig, read_profiles
 from topobus.gpu.mig.values import MigInstance
 from topobus.gpu.plugins.nvidia import NvidiaDriver
@@ -79,12 +79,12 @@ class MigLife:
         """Prepare devices as the kit does, long work and all."""
         kept = [device.name for device in devices]
         context = PrepareContext(owner=owner)
-        answer = journaled_verbs.prepare(self.journal, self.driver, self.node.tree, devices, context, kept)
-        return answer.run(lambda: True) if isinstance(answer, journaled_verbs.JournaledWork) else answer
+        answer = JournaledVerbs(self.journal, self.driver, self.node.tree).prepare(devices, context, kept)
+        return answer.run(lambda: True) if isinstance(answer, JournaledWork) else answer
 
     def unprepare(self, *devices: Device, owner: Owner = OWNER) -> None:
         """Give devices back as the kit does."""
-        journaled_verbs.unprepare(self.journal, self.driver, self.node.tree, devices, PrepareContext(owner=owner))
+        JournaledVerbs(self.journal, self.driver, self.node.tree).unprepare(devices, PrepareContext(owner=owner))
 
     def mend(self) -> None:
         """Undo what is half done, as each start of the service does, and before anybody gets the
@@ -92,7 +92,7 @@ class MigLife:
         """
         for entry in list(self.journal.entries.values()):
             for owner in entry.half_done:
-                journaled_verbs.undo_prepare(self.journal, self.driver, self.node.tree, entry.device, owner.owner)
+                JournaledVerbs(self.journal, self.driver, self.node.tree).undo_prepare(entry.device, owner.owner)
 
     def _start(self) -> None:
         self.driver = self.node.driver = NvidiaDriver()

@@ -17,8 +17,7 @@ from topobus.devicekit.driver import DeviceDriver, HostServices, PrepareContext
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.settings import FunctionRule, PartitionSettings
-from topobus.devicekit.verbs import journaled_verbs
-from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
+from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledVerbs, JournaledWork
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device
@@ -98,7 +97,7 @@ class SriovBench:
         """Ask for devices."""
         devices = [self.devices[name] for name in names]
         context = PrepareContext(owner=_owner(owner), config=tuple(config))
-        return journaled_verbs.prepare(journal or self.journal, self.driver, self.tree, devices, context, ())
+        return JournaledVerbs(journal or self.journal, self.driver, self.tree).prepare(devices, context, ())
 
     def get(
         self, owner: str, *names: str, journal: Journal | None = None, config: Sequence[dict[str, Any]] = ()
@@ -110,8 +109,8 @@ class SriovBench:
     def unprepare(self, owner: str, *names: str, journal: Journal | None = None) -> None:
         """Give devices back, and see what came of it."""
         devices = [self.devices[name] for name in names]
-        journaled_verbs.unprepare(
-            journal or self.journal, self.driver, self.tree, devices, PrepareContext(owner=_owner(owner))
+        JournaledVerbs(journal or self.journal, self.driver, self.tree).unprepare(
+            devices, PrepareContext(owner=_owner(owner))
         )
         if journal is None:
             self.writes.settle()
@@ -120,7 +119,7 @@ class SriovBench:
         """Undo what is half done, as a start does, and release what is whole."""
         for entry in list(self.journal.entries.values()):
             for owner in entry.owners:
-                journaled_verbs.undo_prepare(self.journal, self.driver, self.tree, entry.device, owner.owner)
+                JournaledVerbs(self.journal, self.driver, self.tree).undo_prepare(entry.device, owner.owner)
         self.writes.settle()
 
     def variable(self, edits: Edits | Refusal, name: str) -> str:

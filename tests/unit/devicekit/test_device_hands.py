@@ -18,7 +18,7 @@ from support.toy_driver import ToyDriver
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.journal.journal import Journal
-from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import JournaledVerbs
 from topobus.formats.messages.messages import Prepared, PrepareRequest
 from topobus.formats.messages.sandbox_messages import Attached, AttachReply
 from topobus.sysfs.tree import Tree
@@ -328,7 +328,7 @@ def _cut_off(bench: HandsBench, name: str) -> None:
             raise HardwareError("it is dead")
 
     with pytest.raises(KeyboardInterrupt):
-        journaled_verbs.attach(journal, _Cut(), bench.tree, device, PrepareContext(owner=OWNER), sandbox)
+        JournaledVerbs(journal, _Cut(), bench.tree).attach(device, PrepareContext(owner=OWNER), sandbox)
     journal.close()
 
 

@@ -16,7 +16,7 @@ from support.passthrough_bench import ALLOWED, ASKED, FOURTH, OTHER, OWNER, THIR
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.passthrough.passthrough import PassthroughDriver
-from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import JournaledVerbs, JournaledWork
 from topobus.formats.messages.messages import Prepared
 from topobus.testing.drivers.deaths import deaths
 
@@ -35,15 +35,15 @@ def take(bench: PassthroughBench, journal: Journal) -> None:
     """Do what the service does when a claim takes both functions of the group."""
     devices = [bench.devices[bench.name(address)] for address in (THIRD, FOURTH)]
     driver = PassthroughDriver(bench.driver, ALLOWED)
-    work = journaled_verbs.prepare(journal, driver, bench.tree, devices, CONTEXT, [device.name for device in devices])
-    assert isinstance(work, journaled_verbs.JournaledWork)
+    work = JournaledVerbs(journal, driver, bench.tree).prepare(devices, CONTEXT, [device.name for device in devices])
+    assert isinstance(work, JournaledWork)
     assert isinstance(work.run(lambda: True), dict)
 
 
 def give_back(bench: PassthroughBench, journal: Journal) -> None:
     """Do what the service does when the claim ends."""
     devices = [bench.devices[bench.name(address)] for address in (THIRD, FOURTH)]
-    journaled_verbs.unprepare(journal, PassthroughDriver(bench.driver, ALLOWED), bench.tree, devices, CONTEXT)
+    JournaledVerbs(journal, PassthroughDriver(bench.driver, ALLOWED), bench.tree).unprepare(devices, CONTEXT)
 
 
 async def settled(bench: PassthroughBench) -> dict[str, Any]:

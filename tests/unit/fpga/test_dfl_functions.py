@@ -17,7 +17,7 @@ from support.bitstream_files import FUNCTION, INTERFACE, OPENCL_FUNCTION, aocx, 
 from support.dfl_bench import DflBench, asking, claim
 from support.fpga_cards import BLANK, add, port_file
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import JournaledVerbs, JournaledWork
 from topobus.values.errors import HardwareError
 from topobus.values.outcome import Refusal
 
@@ -352,9 +352,9 @@ def test_one_device_of_a_claim_is_asked_for_its_own_function(bench: DflBench) ->
     (device,) = bench.devices()
     config = (*asking("nothing"), *asking("matrix"))
     context = PrepareContext(owner=claim("one"), config=asking("nothing"), device_config={device.name: config})
-    answer = journaled_verbs.prepare(bench.journal, bench.driver, bench.tree, [device], context, [device.name])
+    answer = JournaledVerbs(bench.journal, bench.driver, bench.tree).prepare([device], context, [device.name])
 
-    assert isinstance(answer, journaled_verbs.JournaledWork), answer
+    assert isinstance(answer, JournaledWork), answer
     assert answer.what == f"programming {device.name} with matrix"
 
 

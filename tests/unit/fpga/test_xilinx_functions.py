@@ -15,7 +15,7 @@ from support.bitstream_files import INTERFACE, PLATFORM, XCLBIN_UUID, gbs, xclbi
 from support.fpga_cards import FileXrtProgrammer, add, xilinx_machine
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
-from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import JournaledVerbs, JournaledWork
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.xilinx import XilinxDriver
@@ -59,15 +59,15 @@ class Bench:
             {"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": function},
         )
         card = self.card()
-        answer = journaled_verbs.prepare(
-            self.journal, self.driver, self.tree, [card], PrepareContext(owner=owner, config=config), [card.name]
+        answer = JournaledVerbs(self.journal, self.driver, self.tree).prepare(
+            [card], PrepareContext(owner=owner, config=config), [card.name]
         )
-        return answer.run(lambda: True) if isinstance(answer, journaled_verbs.JournaledWork) else answer
+        return answer.run(lambda: True) if isinstance(answer, JournaledWork) else answer
 
     def release(self, owner: Owner = ONE) -> None:
         """Let an owner go, and clean the card."""
-        journaled_verbs.unprepare(self.journal, self.driver, self.tree, [self.card()], PrepareContext(owner=owner))
-        assert journaled_verbs.clean(self.journal, self.driver, self.tree, self.card()) is None
+        JournaledVerbs(self.journal, self.driver, self.tree).unprepare([self.card()], PrepareContext(owner=owner))
+        assert JournaledVerbs(self.journal, self.driver, self.tree).clean(self.card()) is None
 
     def show(self, uuid: str) -> None:
         """Let the user function show an uuid, as XRT does once a user has opened the card."""
@@ -230,10 +230,10 @@ def test_card_stays_in_doubt_until_it_is_programmed_when_a_death_cut_programming
     assert code(bench.prepare("filter")) == "programming-failed"
     name = bench.card().name
     with pytest.raises(HardwareError, match="what is in its region is not known"):
-        journaled_verbs.undo_prepare(bench.journal, bench.driver, bench.tree, bench.card(), ONE)
+        JournaledVerbs(bench.journal, bench.driver, bench.tree).undo_prepare(bench.card(), ONE)
     assert bench.journal.entries[name].half_done
 
     bench.programmer.error = 0
-    journaled_verbs.undo_prepare(bench.journal, bench.driver, bench.tree, bench.card(), ONE)
+    JournaledVerbs(bench.journal, bench.driver, bench.tree).undo_prepare(bench.card(), ONE)
 
     assert (name in bench.journal.entries, bench.programmer.calls) == (False, ["program"])

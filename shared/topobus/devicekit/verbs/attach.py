@@ -13,7 +13,6 @@ from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.host.isolation import IsolatedDriver
-from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.device_hands import DeviceHands, driver_not_loaded
 from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
 from topobus.formats.messages.sandbox_messages import (
@@ -102,9 +101,7 @@ class Attacher:
                     driver=driver.name,
                     device=device.name,
                 )
-            attach = partial(
-                journaled_verbs.attach, self._hands.journal, driver, self._hands.tree, device, context, request.sandbox
-            )
+            attach = partial(self._hands.verbs(driver).attach, device, context, request.sandbox)
             answer = await isolated.ask("attach", attach)
             if isinstance(answer, Refusal):
                 return answer
@@ -123,15 +120,7 @@ class Attacher:
             driver = isolated.driver if isolated is not None else None
             if isolated is None or driver is None or not driver.capabilities.attaches:
                 return driver_not_loaded(device)
-            detach = partial(
-                journaled_verbs.detach,
-                self._hands.journal,
-                driver,
-                self._hands.tree,
-                device,
-                request.owner,
-                request.sandbox,
-            )
+            detach = partial(self._hands.verbs(driver).detach, device, request.owner, request.sandbox)
             refusal = await isolated.ask("detach", detach)
             if refusal is not None:
                 return refusal

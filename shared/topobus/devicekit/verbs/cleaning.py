@@ -17,7 +17,7 @@ from functools import partial
 from topobus.devicekit.host.isolation import DriverError, IsolatedDriver
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import CleaningSettings
-from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import JournaledVerbs
 from topobus.devicekit.verbs.leftovers import cleaning, dirty
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.process.clock import Clock
@@ -173,7 +173,7 @@ class DeviceCleaner:
         device = self._find(name)
         if device is None or job.isolated is None:
             return "its driver is not loaded", {}
-        clean = partial(journaled_verbs.clean, self._journal, job.isolated.driver, self._tree, device)
+        clean = partial(JournaledVerbs(self._journal, job.isolated.driver, self._tree).clean, device)
         try:
             refusal = await job.isolated.call("clean", clean)
         except DriverError as err:

@@ -24,8 +24,8 @@ from topobus.devicekit.journal.journal_values import OwnerEntry
 from topobus.devicekit.passthrough.function_switch import FunctionSwitch
 from topobus.devicekit.passthrough.passthrough import PassthroughDriver
 from topobus.devicekit.settings import CleaningSettings, PassthroughSettings
-from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.cleaning import DeviceCleaner
+from topobus.devicekit.verbs.journaled_verbs import JournaledVerbs
 from topobus.devicekit.verbs.leftovers import cleaning as being_cleaned
 from topobus.devicekit.verbs.leftovers import dirty, journal_unreadable
 from topobus.devicekit.verbs.long_work import LongJobs
@@ -119,6 +119,10 @@ class DeviceHands:
             return device_unknown(name, device_class)
         isolated = self.drivers.get(device.driver)
         return driver_not_loaded(device) if isolated is None else (device, isolated)
+
+    def verbs(self, driver: DeviceDriver) -> JournaledVerbs:
+        """Return a driver's verbs, which write into the journal of this class."""
+        return JournaledVerbs(self.journal, driver, self.tree)
 
     def by_driver(self, devices: Iterable[Device]) -> dict[str, tuple[Device, ...]]:
         """Group devices by their drivers, both sorted by name."""
@@ -351,9 +355,9 @@ class DeviceHands:
         if entry.is_half_attached:
             if not driver.capabilities.attaches:
                 return _Unmended(f"driver {driver.name} cannot detach any more")
-            steps.append(partial(journaled_verbs.detach, self.journal, driver, self.tree, device, entry.owner, None))
+            steps.append(partial(self.verbs(driver).detach, device, entry.owner, None))
         if entry.is_half_prepared:
-            steps.append(partial(journaled_verbs.undo_prepare, self.journal, driver, self.tree, device, entry.owner))
+            steps.append(partial(self.verbs(driver).undo_prepare, device, entry.owner))
         try:
             for step in steps:
                 await isolated.call("undo", step)

@@ -17,8 +17,8 @@ from topobus.devicekit.driver import DeviceDriver, PrepareContext
 from topobus.devicekit.host.isolation import DriverError, IsolatedDriver
 from topobus.devicekit.passthrough.passthrough_request import asks_for_passthrough
 from topobus.devicekit.sharing.sharing import refuse_sharing, with_operators_sharing
-from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded
+from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
 from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest, UnprepareReply, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.process.logging import get_logger
@@ -271,7 +271,7 @@ class Preparer:
         if isinstance(stands, Refusal | Accepted):
             return stands, ()
 
-        def prepare() -> tuple[journaled_verbs.Edits | Refusal | journaled_verbs.JournaledWork, Sequence[str]]:
+        def prepare() -> tuple[Edits | Refusal | JournaledWork, Sequence[str]]:
             wanted = driver.to_attach(devices, context) if driver.capabilities.attaches else ()
             to_attach = [name for name in names if name in wanted and name not in looked_at]
             # Kubelet waits for Allocate, so such an owner is recorded in the journal only when the
@@ -286,13 +286,13 @@ class Preparer:
             kept = [name for name in used if driver.capabilities.cleans or name in to_attach or name in shared]
             if stands is not None:
                 return stands, to_attach
-            return journaled_verbs.prepare(hands.journal, driver, hands.tree, devices, context, kept), to_attach
+            return hands.verbs(driver).prepare(devices, context, kept), to_attach
 
         prepared = await isolated.ask("prepare", prepare)
         if isinstance(prepared, Refusal):
             return prepared, ()
         answer, to_attach = prepared
-        if isinstance(answer, journaled_verbs.JournaledWork):
+        if isinstance(answer, JournaledWork):
             return hands.jobs.begin(context.owner, names, driver, answer), ()
         return answer, to_attach
 
@@ -323,19 +323,15 @@ class Preparer:
                 for device in own_devices if driver.capabilities.attaches else ():
                     entry = hands.journal.owner_entry(device.name, request.owner)
                     if entry is not None:
-                        detach = partial(
-                            journaled_verbs.detach, hands.journal, driver, hands.tree, device, request.owner
-                        )
-                        await isolated.call("detach", partial(detach, entry.attach.sandbox))
+                        detach = partial(hands.verbs(driver).detach, device, request.owner, entry.attach.sandbox)
+                        await isolated.call("detach", detach)
                 passed = [device for device in own_devices if self._is_passed_through(device.name, request.owner)]
                 for undoing, undone_devices in (
                     (isolated, [device for device in own_devices if device not in passed]),
                     *((hands.undoing_driver(isolated, device.name, request.owner), [device]) for device in passed),
                 ):
-                    undo = partial(
-                        journaled_verbs.unprepare, hands.journal, undoing.driver, hands.tree, undone_devices, context
-                    )
                     if undone_devices:
+                        undo = partial(hands.verbs(undoing.driver).unprepare, undone_devices, context)
                         await undoing.call("unprepare", undo)
                 if passed:
                     await hands.looked_again(name)

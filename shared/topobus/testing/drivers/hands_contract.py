@@ -29,7 +29,7 @@ import pytest
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.devicekit.journal.journal import Journal
-from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledVerbs, JournaledWork
 from topobus.simulation.machines import RecordedMachine
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -380,15 +380,15 @@ class _Bench:
 
     def attach(self, journal: Journal) -> object:
         """Attach the device."""
-        return journaled_verbs.attach(
-            journal, self._fresh_attaching(), self.tree, self.device, self.context(self._suite.config), self.sandbox
+        return JournaledVerbs(journal, self._fresh_attaching(), self.tree).attach(
+            self.device, self.context(self._suite.config), self.sandbox
         )
 
     def detach(self, journal: Journal) -> None:
         """Detach the device."""
-        journaled_verbs.detach(journal, self._fresh_attaching(), self.tree, self.device, _OWNER, self.sandbox)
+        JournaledVerbs(journal, self._fresh_attaching(), self.tree).detach(self.device, _OWNER, self.sandbox)
 
-    def prepare(self, journal: Journal, device: Device | None = None, owner: Owner = _OWNER) -> journaled_verbs.Edits:
+    def prepare(self, journal: Journal, device: Device | None = None, owner: Owner = _OWNER) -> Edits:
         """Prepare the device, or another one, long work to its end."""
         device = device or self.device
         driver, context = (
@@ -399,8 +399,8 @@ class _Bench:
         if entry is not None and entry.is_attached:
             context = msgspec.structs.replace(context, attached=frozenset({device.name}))
         kept = {device.name} if driver.capabilities.cleans else set()
-        answer = journaled_verbs.prepare(journal, driver, self.tree, [device], context, kept)
-        if isinstance(answer, journaled_verbs.JournaledWork):
+        answer = JournaledVerbs(journal, driver, self.tree).prepare([device], context, kept)
+        if isinstance(answer, JournaledWork):
             answer = answer.run(lambda: True)
         assert not isinstance(answer, Refusal), f"prepare refuses: {answer}"
         return answer
@@ -408,11 +408,11 @@ class _Bench:
     def unprepare(self, journal: Journal, device: Device | None = None, owner: Owner = _OWNER) -> None:
         """Unprepare the device, or another one."""
         context = msgspec.structs.replace(self.context(()), owner=owner)
-        journaled_verbs.unprepare(journal, self._suite.make_driver(), self.tree, [device or self.device], context)
+        JournaledVerbs(journal, self._suite.make_driver(), self.tree).unprepare([device or self.device], context)
 
     def clean(self, journal: Journal, device: Device | None = None) -> None:
         """Clean the device, or another one."""
-        refusal = journaled_verbs.clean(journal, self._suite.make_driver(), self.tree, device or self.device)
+        refusal = JournaledVerbs(journal, self._suite.make_driver(), self.tree).clean(device or self.device)
         assert refusal is None, f"clean refuses: {refusal}"
 
     def use(self) -> None:
@@ -428,9 +428,9 @@ class _Bench:
             for owner in entry.half_done if entry is not None else ():
                 if owner.is_half_attached:
                     driver = self._fresh_attaching()
-                    journaled_verbs.detach(journal, driver, self.tree, self.device, _OWNER, None)
+                    JournaledVerbs(journal, driver, self.tree).detach(self.device, _OWNER, None)
                 if owner.is_half_prepared:
-                    journaled_verbs.undo_prepare(journal, self._suite.make_driver(), self.tree, self.device, _OWNER)
+                    JournaledVerbs(journal, self._suite.make_driver(), self.tree).undo_prepare(self.device, _OWNER)
             left = journal.entries.get(self.device.name)
             assert left is None or left.half_done == (), "half-done work is left after the next start"
 
