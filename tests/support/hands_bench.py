@@ -54,11 +54,17 @@ class HandsBench:
         self.preparer: Preparer
         self.attacher: Attacher
         self.readiness = Readiness()
+        self.calls: list[str] = []
+        """What was called of the driver, as far as it came back."""
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[None]:
         """Start a service that knows these devices, and end it."""
-        isolated = {self.driver.name: IsolatedDriver(self.driver, timeout_s=TIMEOUT_S, clock=self.clock)}
+        isolated = {
+            self.driver.name: IsolatedDriver(
+                self.driver, timeout_s=TIMEOUT_S, clock=self.clock, note_call=self._note_call
+            )
+        }
         journal = Journal(self.root / "journal")
         self.hands = DeviceHands(
             isolated, self.tree, self.devices.get, journal, clock=self.clock, cleaning=CLEANING, wait_s=TIMEOUT_S
@@ -73,6 +79,9 @@ class HandsBench:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             journal.close()
+
+    def _note_call(self, driver: str, verb: str, elapsed_s: float) -> None:
+        self.calls.append(verb)
 
     async def prepare(self, *names: str, owner: Owner = OWNER, op_id: str = "", **config: Any) -> PrepareReply:
         """Prepare cards."""

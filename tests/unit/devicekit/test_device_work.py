@@ -130,7 +130,7 @@ class _LongDriver(FolderDriver):
 
 async def test_prepare_is_accepted_until_the_work_ends_when_it_is_long(tmp_path: Path) -> None:
     """The same question finds the same work, the driver answers others meanwhile, and the answer
-    comes when it is done.
+    comes when it is done. How long the work ran is noted, as of every call.
     """
     driver = _LongDriver()
     bench = HandsBench(tmp_path, driver=driver)
@@ -152,6 +152,7 @@ async def test_prepare_is_accepted_until_the_work_ends_when_it_is_long(tmp_path:
     assert isinstance(neighbour.result, Prepared)
     assert isinstance(third.result, Prepared)
     assert driver.begun == 1
+    assert bench.calls.count("long work") == 1
     assert bench.card("nic-card-0")["image"] == "fast"
 
 

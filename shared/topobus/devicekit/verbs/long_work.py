@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
 from topobus.formats.messages.sandbox_messages import Accepted
@@ -65,13 +64,13 @@ class LongJobs:
             key, job = await self._new.get()
             group.create_task(self._work(key, job))
 
-    def begin(self, owner: Owner, devices: Iterable[str], driver: DeviceDriver, work: JournaledWork) -> Accepted:
-        """Begin work on devices. `result` returns its state."""
+    def begin(self, owner: Owner, devices: Iterable[str], isolated: IsolatedDriver, work: JournaledWork) -> Accepted:
+        """Begin work on devices in a driver's own thread. `result` returns its state."""
         job = _Job(
             what=work.what,
             limit_s=work.limit_s,
             ends_s=self._clock.monotonic() + work.limit_s,
-            isolated=IsolatedDriver(driver, timeout_s=work.limit_s, clock=self._clock),
+            isolated=isolated,
             run=work.run,
         )
         key = (owner.key, tuple(sorted(devices)))

@@ -293,7 +293,8 @@ class Preparer:
             return prepared, ()
         answer, to_attach = prepared
         if isinstance(answer, JournaledWork):
-            return hands.jobs.begin(context.owner, names, driver, answer), ()
+            beside = isolated.beside(driver, timeout_s=answer.limit_s)
+            return hands.jobs.begin(context.owner, names, beside, answer), ()
         return answer, to_attach
 
     async def _unprepare_all(self, request: UnprepareRequest) -> list[Reason]:
