@@ -114,10 +114,13 @@ class Store:
 
         Errors: raises ApiError 404 when there is none.
         """
-        api_object = self._objects.get(_key(resource, namespace, name))
-        if api_object is None:
+        return self._show(resource, self._existing(resource, namespace, name))
+
+    def _existing(self, resource: Resource, namespace: str, name: str) -> Object:
+        stored = self._objects.get(_key(resource, namespace, name))
+        if stored is None:
             raise not_found(resource, name)
-        return self._show(resource, api_object)
+        return stored
 
     def select(self, resource: Resource, namespace: str = "", selector: Selector | None = None) -> list[Object]:
         """Read all objects of a kind, by namespace and name. An empty namespace is all of them."""
@@ -190,22 +193,14 @@ class Store:
         (`problems_of_change`), for tests that prepare a state.
         Errors: raises ApiError 400, 404, 409 or 422, as a server answers.
         """
-        key = _key(resource, namespace, name)
-        before = self._objects.get(key)
-        if before is None:
-            raise not_found(resource, name)
+        key, before = _key(resource, namespace, name), self._existing(resource, namespace, name)
         admitted = self._admit(resource, wanted)
         metadata, present = admitted["metadata"], before["metadata"]
         if metadata.get("name", name) != name:
             raise bad_request(
                 f"the name of the object ({metadata['name']}) does not match the name on the URL ({name})"
             )
-        if metadata.get("uid", present["uid"]) != present["uid"]:
-            raise conflict(
-                resource,
-                name,
-                f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {present['uid']}",
-            )
+        _check_uid(resource, name, metadata, present)
         if metadata.get("resourceVersion", present["resourceVersion"]) != present["resourceVersion"]:
             raise conflict(
                 resource,
@@ -291,18 +286,10 @@ class Store:
         Errors: raises ApiError 404, or 409 when a precondition fails.
         """
         options = options or {}
-        key = _key(resource, namespace, name)
-        before = self._objects.get(key)
-        if before is None:
-            raise not_found(resource, name)
+        key, before = _key(resource, namespace, name), self._existing(resource, namespace, name)
         metadata = before["metadata"]
         wanted = options.get("preconditions") or {}
-        if wanted.get("uid", metadata["uid"]) != metadata["uid"]:
-            raise conflict(
-                resource,
-                name,
-                f"Precondition failed: UID in precondition: {wanted['uid']}, UID in object meta: {metadata['uid']}",
-            )
+        _check_uid(resource, name, wanted, metadata)
         if wanted.get("resourceVersion", metadata["resourceVersion"]) != metadata["resourceVersion"]:
             text = (
                 f"the ResourceVersion in the precondition ({wanted['resourceVersion']}) does not match the "
@@ -326,10 +313,7 @@ class Store:
 
         Errors: raises ApiError 404, or 409 when it is bound already.
         """
-        key = _key(resource, namespace, name)
-        before = self._objects.get(key)
-        if before is None:
-            raise not_found(resource, name)
+        key, before = _key(resource, namespace, name), self._existing(resource, namespace, name)
         bound_to = find(before, "spec.nodeName")
         if bound_to:
             raise conflict(resource, name, f"pod {name} is already assigned to node {bound_to!r}")
@@ -481,6 +465,12 @@ class Store:
 
 def _key(resource: Resource, namespace: str, name: str) -> _Key:
     return (resource.group, resource.plural, namespace if resource.is_namespaced else "", name)
+
+
+def _check_uid(resource: Resource, name: str, wanted: Object, present: Object) -> None:
+    if wanted.get("uid", present["uid"]) != present["uid"]:
+        text = f"UID in precondition: {wanted['uid']}, UID in object meta: {present['uid']}"
+        raise conflict(resource, name, f"Precondition failed: {text}")
 
 
 def _is_of(key: _Key, resource: Resource, namespace: str) -> bool:
