@@ -108,15 +108,7 @@ class DeviceMetrics:
 
     def __init__(self, series: DeviceSeries, device_class: str) -> None:
         self._class = device_class
-        self._devices = series.devices
-        self._affected_pods = series.affected_pods
-        self._affected_claims = series.affected_claims
-        self._unpublished = series.unpublished
-        self._events = series.events
-        self._calls_s = series.calls_s
-        self._failures = series.failures
-        self._skips = series.skips
-        self._readings = series.readings
+        self._series = series
         self._reasons: set[str] = set()
         """Those that have a line of their own."""
         self._lines: set[tuple[str, str]] = set()
@@ -125,27 +117,27 @@ class DeviceMetrics:
 
     def set_unpublished(self, *, is_unpublished: bool) -> None:
         """Record whether an older inventory is published in place of the newest."""
-        self._unpublished.labels(self._class).set(is_unpublished)
+        self._series.unpublished.labels(self._class).set(is_unpublished)
 
     def count_event(self, device: Device) -> None:
         """Count a published health event."""
-        self._events.labels(self._class, str(device.health.state), self._reason_of(device)).inc()
+        self._series.events.labels(self._class, str(device.health.state), self._reason_of(device)).inc()
 
     def count_failure(self, driver: str, call: str, outcome: str) -> None:
         """Count a poll that failed or hung."""
-        self._failures.labels(self._class, driver, call, outcome).inc()
+        self._series.failures.labels(self._class, driver, call, outcome).inc()
 
     def count_skipped(self, plugin: str) -> None:
         """Count a plugin that is not loaded."""
-        self._skips.labels(self._class, plugin).inc()
+        self._series.skips.labels(self._class, plugin).inc()
 
     def note_call(self, driver: str, call: str, elapsed_s: float) -> None:
         """Record how long a driver's method ran. Callable from any thread."""
-        self._calls_s.labels(self._class, driver, call).observe(elapsed_s)
+        self._series.calls_s.labels(self._class, driver, call).observe(elapsed_s)
 
     def export_readings(self, source: Callable[[], ClassReadings]) -> None:
         """Have the class's devices, their readings and their holders read at each scrape."""
-        self._readings.add(self._class, source)
+        self._series.readings.add(self._class, source)
 
     def set_devices(self, devices: Iterable[Device]) -> None:
         """Record the devices of the published inventory."""
@@ -154,9 +146,9 @@ class DeviceMetrics:
         # not wait for the first device.
         lines = {**{(state, ""): 0 for state in _STATES}, **counts}
         for (state, reason), count in lines.items():
-            self._devices.labels(self._class, state, reason).set(count)
+            self._series.devices.labels(self._class, state, reason).set(count)
         for state, reason in self._lines - lines.keys():
-            self._devices.remove(self._class, state, reason)
+            self._series.devices.remove(self._class, state, reason)
         self._lines = set(lines)
 
     def set_affected(
@@ -175,8 +167,8 @@ class DeviceMetrics:
                     owner.key for owner in owners(device.name) if owner.kind is OwnerKind.CLAIM
                 }
         for state in _STATES:
-            self._affected_pods.labels(self._class, state).set(len(users[state]))
-            self._affected_claims.labels(self._class, state).set(len(claims[state]))
+            self._series.affected_pods.labels(self._class, state).set(len(users[state]))
+            self._series.affected_claims.labels(self._class, state).set(len(claims[state]))
 
     def _reason_of(self, device: Device) -> str:
         worst = device.health.worst
