@@ -3,8 +3,8 @@
 Kubelet replays an Allocate answer from its own checkpoint at each container start, for weeks. The
 recorded edits are compared before a container starts again. They are written at the container's
 first start and not in Allocate, because the answer is not used earlier and Allocate must not wait
-for a disk. A file that cannot be read counts as empty. The next start of each container is then
-accepted unchecked.
+for a disk. A file that cannot be read stops the gateway, because treating it as empty would accept
+the next start of each container unchecked.
 """
 
 from __future__ import annotations
