@@ -225,7 +225,7 @@ class CleaningHistory:
             self._holder, self._is_leaving = owner, self._fate.is_dead
 
     def _has_entry(self, owner: Owner) -> bool:
-        return self._hands.journal.owner_entry(self._name, owner) is not None
+        return not self._hands.journal.owner_entry(self._name, owner).is_empty
 
     def _is_known_to_leave(self) -> bool:
         """Return whether the hands themselves know that the holder leaves. Then they refuse others,
@@ -234,7 +234,7 @@ class CleaningHistory:
         if not self._is_leaving or self._holder is None:
             return False
         entry = self._hands.journal.owner_entry(self._name, self._holder)
-        return entry is None or entry.is_half_prepared
+        return entry.is_empty or entry.is_half_prepared
 
     async def _ask(self, owner: Owner) -> Prepared | Refusal | Accepted | None:
         config = (dict(self.hardware.config),) if self.hardware.config is not None else ()

@@ -206,6 +206,16 @@ def test_owner_entry_is_empty_when_nothing_is_left_in_it() -> None:
     assert DeviceEntry(device=DEVICE).with_owner(entry).is_empty
 
 
+def test_owner_entry_is_an_empty_one_when_the_owner_has_none(journal: Journal) -> None:
+    """Nobody has to ask first whether there is an entry: an empty one says that nothing was done."""
+    journal.change_owner(DEVICE, OWNER, lambda entry: msgspec.structs.replace(entry, is_kept=True))
+    other = msgspec.structs.replace(OWNER, name="other")
+
+    assert journal.owner_entry(DEVICE.name, OWNER) == OwnerEntry(owner=OWNER, is_kept=True)
+    assert journal.owner_entry(DEVICE.name, other) == OwnerEntry(owner=other)
+    assert journal.owner_entry("nic-9", OWNER) == OwnerEntry(owner=OWNER)
+
+
 def test_folder_is_the_usual_one_when_none_is_set(tmp_path: Path) -> None:
     """Each class has a folder of its own.
 

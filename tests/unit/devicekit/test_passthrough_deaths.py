@@ -60,8 +60,7 @@ async def settled(bench: PassthroughBench) -> dict[str, Any]:
         held = bench.held_by()
         entries = [bench.hands.journal.owner_entry(name, OWNER) for name in names]
     return {
-        address: (held[address], entry is not None and entry.is_prepared)
-        for address, entry in zip((THIRD, FOURTH), entries, strict=True)
+        address: (held[address], entry.is_prepared) for address, entry in zip((THIRD, FOURTH), entries, strict=True)
     }
 
 

@@ -134,10 +134,10 @@ class Journal:
                 os.close(self._turn)
                 self._turn = None
 
-    def owner_entry(self, device: str, owner: Owner) -> OwnerEntry | None:
-        """Find an owner's entry of a device."""
+    def owner_entry(self, device: str, owner: Owner) -> OwnerEntry:
+        """Return an owner's entry of a device: an empty one where there is none."""
         entry = self._entries.get(device)
-        return entry.of(owner) if entry is not None else None
+        return (entry.of(owner) if entry is not None else None) or OwnerEntry(owner=owner)
 
     def steps_of(self, device: str) -> tuple[Step, ...]:
         """Return the steps of `prepare` on a device, for any owner, that are not undone."""
@@ -179,15 +179,15 @@ class Journal:
 
     def prepare_record(self, device: Device, owner: Owner) -> DeviceRecord:
         """Return the record into which `prepare` and `unprepare` write."""
-        entry = self.owner_entry(device.name, owner)
-        state = entry.prepare if entry is not None and entry.prepare.owner is not None else RecordState(owner=owner)
-        return DeviceRecord(state, partial(self._keep_prepare, device, owner))
+        state = self.owner_entry(device.name, owner).prepare
+        return DeviceRecord(
+            state if state.owner is not None else RecordState(owner=owner), partial(self._keep_prepare, device, owner)
+        )
 
     def attach_record(self, device: Device, owner: Owner) -> DeviceRecord:
         """Return the record into which `attach` and `detach` write."""
-        entry = self.owner_entry(device.name, owner)
-        state = entry.attach if entry is not None else RecordState()
-        return DeviceRecord(msgspec.structs.replace(state, owner=owner), partial(self._keep_attach, device, owner))
+        state = msgspec.structs.replace(self.owner_entry(device.name, owner).attach, owner=owner)
+        return DeviceRecord(state, partial(self._keep_attach, device, owner))
 
     def clean_record(self, device: Device) -> DeviceRecord:
         """Return the record into which `clean` writes. Its owner is the one who left the device."""

@@ -51,6 +51,11 @@ class OwnerEntry(Struct, frozen=True, kw_only=True):
         return not self.is_attached and (self.attach.sandbox is not None or self.attach.steps != ())
 
     @property
+    def is_away(self) -> bool:
+        """Say whether the owner's sandbox has the device, or may have it."""
+        return self.is_attached or self.is_half_attached
+
+    @property
     def is_half_prepared(self) -> bool:
         """Say whether a prepare or an unprepare that changes something has begun and not ended."""
         return not self.is_prepared and self.prepare.steps != ()
@@ -63,7 +68,7 @@ class OwnerEntry(Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Say whether there is nothing to keep."""
-        return not self.is_kept and not self.is_attached and not self.prepare.steps and not self.is_half_attached
+        return not self.is_kept and not self.prepare.steps and not self.is_away
 
 
 class DeviceEntry(Struct, frozen=True, kw_only=True):
@@ -99,7 +104,7 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
     @property
     def is_away(self) -> bool:
         """Return whether some sandbox has it, or may have it."""
-        return any(entry.is_attached or entry.is_half_attached for entry in self.owners)
+        return any(entry.is_away for entry in self.owners)
 
     @property
     def is_passed_through(self) -> bool:

@@ -111,8 +111,7 @@ class Attacher:
 
     async def _detach_all(self, request: DetachRequest) -> Refusal | None:
         for name in sorted(set(request.devices)):
-            entry = self._hands.journal.owner_entry(name, request.owner)
-            sandbox = entry.attach.sandbox if entry is not None else None
+            sandbox = self._hands.journal.owner_entry(name, request.owner).attach.sandbox
             device = self._hands.find(name)
             if device is None or sandbox is None or sandbox.id != request.sandbox.id:
                 continue

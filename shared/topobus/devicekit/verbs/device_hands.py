@@ -150,8 +150,7 @@ class DeviceHands:
         A device in passthrough is brought back in a thread of its own, because a kernel driver may
         take long to begin.
         """
-        entry = self.journal.owner_entry(device, owner)
-        if entry is None or not entry.is_passed_through:
+        if not self.journal.owner_entry(device, owner).is_passed_through:
             return isolated
         driver = self.passthrough_driver(isolated.driver, owner)
         return isolated.beside(driver, timeout_s=2 * self._passthrough.switch_s)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
 from topobus.devicekit.journal.journal import Journal
-from topobus.devicekit.journal.journal_values import DeviceEntry, OwnerEntry
+from topobus.devicekit.journal.journal_values import DeviceEntry
 from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
@@ -60,9 +60,7 @@ class JournaledVerbs:
         Errors: what the driver raises, after what it began is undone.
         """
         owner = context.owner
-        entries = {
-            device.name: self._journal.owner_entry(device.name, owner) or OwnerEntry(owner=owner) for device in devices
-        }
+        entries = {device.name: self._journal.owner_entry(device.name, owner) for device in devices}
         free = frozenset(device.name for device in devices if not self._has_owner(device))
         context = replace(self._with_records(devices, context), free=free)
 
@@ -131,14 +129,9 @@ class JournaledVerbs:
         """
         owner = context.owner
         entry = self._journal.owner_entry(device.name, owner)
-        if (
-            entry is not None
-            and entry.is_attached
-            and entry.attach.sandbox is not None
-            and entry.attach.sandbox.id == sandbox.id
-        ):
+        if entry.is_attached and entry.attach.sandbox is not None and entry.attach.sandbox.id == sandbox.id:
             return entry.interface
-        if entry is not None and (entry.is_attached or entry.is_half_attached):
+        if entry.is_away:
             self.detach(device, owner, entry.attach.sandbox)
         begun = RecordState(owner=owner, sandbox=sandbox)
         self._journal.change_owner(device, owner, lambda entry: replace(entry, attach=begun, interface=None))
@@ -157,8 +150,7 @@ class JournaledVerbs:
 
     def detach(self, device: Device, owner: Owner, sandbox: Sandbox | None) -> None:
         """Detach a device. Does nothing when it is not attached."""
-        entry = self._journal.owner_entry(device.name, owner)
-        if entry is None or not (entry.is_attached or entry.is_half_attached):
+        if not self._journal.owner_entry(device.name, owner).is_away:
             return
         self._journal.change_owner(device, owner, lambda entry: replace(entry, is_attached=False))
         record = self._journal.attach_record(device, owner)
@@ -182,7 +174,7 @@ class JournaledVerbs:
             return
         for device in devices:
             # Before the first act: from here on it is half done.
-            if self._journal.owner_entry(device.name, context.owner) is not None:
+            if not self._journal.owner_entry(device.name, context.owner).is_empty:
                 self._journal.change_owner(device, context.owner, lambda entry: replace(entry, is_prepared=False))
         context = self._with_records(devices, context)
         self._driver.unprepare(self._tree, devices, context)

@@ -15,6 +15,7 @@ import msgspec
 
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
 from topobus.devicekit.host.isolation import DriverError, IsolatedDriver
+from topobus.devicekit.journal.journal_values import OwnerEntry
 from topobus.devicekit.passthrough.passthrough_request import asks_for_passthrough
 from topobus.devicekit.sharing.sharing import refuse_sharing, with_operators_sharing
 from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded
@@ -25,8 +26,8 @@ from topobus.process.logging import get_logger
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits, DeviceNode, join_edits
 from topobus.values.health import HealthState
-from topobus.values.outcome import Reason, Refusal, refuse
-from topobus.values.request import Owner, OwnerKind
+from topobus.values.outcome import Fact, Reason, Refusal, refuse
+from topobus.values.request import OwnerKind
 
 __all__ = ["Preparer", "place_nodes"]
 
@@ -180,7 +181,7 @@ class Preparer:
             cpus=request.cpus,
             shares={name: amounts for name, amounts in request.shares.items() if name in names},
             looked_at=frozenset(request.looked_at),
-            attached=frozenset(name for name in names if self._is_attached(name, request.owner)),
+            attached=frozenset(name for name in names if self._hands.journal.owner_entry(name, request.owner).is_away),
         )
         groups = self._groups(devices, context)
         for isolated, driver, own_devices in groups:
@@ -231,14 +232,6 @@ class Preparer:
                 and not asks_for_passthrough(context.config_of(device.name))
             )
         )
-
-    def _is_passed_through(self, name: str, owner: Owner) -> bool:
-        entry = self._hands.journal.owner_entry(name, owner)
-        return entry is not None and entry.is_passed_through
-
-    def _is_attached(self, name: str, owner: Owner) -> bool:
-        entry = self._hands.journal.owner_entry(name, owner)
-        return entry is not None and (entry.is_attached or entry.is_half_attached)
 
     async def _ask_check(
         self, isolated: IsolatedDriver, driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext
@@ -298,47 +291,51 @@ class Preparer:
         return answer, to_attach
 
     async def _unprepare_all(self, request: UnprepareRequest) -> list[Reason]:
-        hands, context = self._hands, PrepareContext(owner=request.owner)
-        reasons: list[Reason] = []
+        hands, owner = self._hands, request.owner
         for name in request.devices:
-            if hands.jobs.is_under_way(name, request.owner):
-                text = f"device {name}: long work for {request.owner} has not ended yet"
+            if hands.jobs.is_under_way(name, owner):
+                text = f"device {name}: long work for {owner} has not ended yet"
                 return [Reason(code="work-under-way", message=text, facts={"device": name})]
+        reasons: list[Reason] = []
         devices = [device for device in map(hands.find, request.devices) if device is not None]
         for name, own_devices in hands.by_driver(devices).items():
             isolated = hands.drivers.get(name)
-            if isolated is None:
-                changed = [
-                    device.name
-                    for device in own_devices
-                    if hands.journal.owner_entry(device.name, request.owner) is not None
-                ]
-                if changed:
-                    text = f"{', '.join(changed)}: what was done cannot be undone: driver {name!r} is not loaded"
-                    reasons.append(
-                        Reason(code="driver-not-loaded", message=text, facts={"driver": name, "device": changed[0]})
-                    )
-                continue
-            driver = isolated.driver
-            try:
-                for device in own_devices if driver.capabilities.attaches else ():
-                    entry = hands.journal.owner_entry(device.name, request.owner)
-                    if entry is not None:
-                        detach = partial(hands.verbs(driver).detach, device, request.owner, entry.attach.sandbox)
-                        await isolated.call("detach", detach)
-                passed = [device for device in own_devices if self._is_passed_through(device.name, request.owner)]
-                for undoing, undone_devices in (
-                    (isolated, [device for device in own_devices if device not in passed]),
-                    *((hands.undoing_driver(isolated, device.name, request.owner), [device]) for device in passed),
-                ):
-                    if undone_devices:
-                        undo = partial(hands.verbs(undoing.driver).unprepare, undone_devices, context)
-                        await undoing.call("unprepare", undo)
-                if passed:
-                    await hands.looked_again(name)
-            except DriverError as err:
-                reasons.append(err.reason)
+            entries = {device.name: hands.journal.owner_entry(device.name, owner) for device in own_devices}
+            changed = [device for device, entry in entries.items() if not entry.is_empty]
+            if isolated is not None:
+                try:
+                    await self._unprepare_own(isolated, own_devices, entries, PrepareContext(owner=owner))
+                except DriverError as err:
+                    reasons.append(err.reason)
+            elif changed:
+                text = f"{', '.join(changed)}: what was done cannot be undone: driver {name!r} is not loaded"
+                facts: dict[str, Fact] = {"driver": name, "device": changed[0]}
+                reasons.append(Reason(code="driver-not-loaded", message=text, facts=facts))
         return reasons
+
+    async def _unprepare_own(
+        self,
+        isolated: IsolatedDriver,
+        devices: Sequence[Device],
+        entries: Mapping[str, OwnerEntry],
+        context: PrepareContext,
+    ) -> None:
+        """Have one driver undo what it did for an owner."""
+        hands, verbs = self._hands, self._hands.verbs(isolated.driver)
+        for device in devices if isolated.driver.capabilities.attaches else ():
+            entry = entries[device.name]
+            if entry.is_away:
+                await isolated.call("detach", partial(verbs.detach, device, context.owner, entry.attach.sandbox))
+        passed = [device for device in devices if entries[device.name].is_passed_through]
+        kept = [device for device in devices if device not in passed]
+        for undoing, undone in (
+            *(((isolated, kept),) if kept else ()),
+            *((hands.undoing_driver(isolated, device.name, context.owner), [device]) for device in passed),
+        ):
+            unprepare = hands.verbs(undoing.driver).unprepare
+            await undoing.call("unprepare", partial(unprepare, undone, context))
+        if passed:
+            await hands.looked_again(isolated.name)
 
     def _keep(self, request: PrepareRequest, reply: PrepareReply) -> None:
         if not request.op_id:

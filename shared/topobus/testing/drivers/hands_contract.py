@@ -253,8 +253,7 @@ class HandsContract(DriverContract):
 
         with bench.life() as journal:
             bench.prepare(journal)
-            entry = journal.owner_entry(bench.device.name, _OWNER)
-            steps = entry.prepare.steps if entry is not None else ()
+            steps = journal.owner_entry(bench.device.name, _OWNER).prepare.steps
         bench.clean_up()
 
         assert [step.name for step in steps if not step.is_done] == [], "steps of prepare that are not marked done"
@@ -395,8 +394,7 @@ class _Bench:
             self._suite.make_driver(),
             msgspec.structs.replace(self.context(self._suite.config), owner=owner),
         )
-        entry = journal.owner_entry(device.name, owner)
-        if entry is not None and entry.is_attached:
+        if journal.owner_entry(device.name, owner).is_attached:
             context = msgspec.structs.replace(context, attached=frozenset({device.name}))
         kept = {device.name} if driver.capabilities.cleans else set()
         answer = JournaledVerbs(journal, driver, self.tree).prepare([device], context, kept)
