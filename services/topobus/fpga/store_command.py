@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace) -> str:
             finally:
                 os.close(descriptor)
             if isinstance(bitstream, Refusal):
-                return f"{options.file}: {_why(bitstream)}"
+                return f"{options.file}: {bitstream.why}"
             sys.stdout.write(f"{_described(bitstream)}\n")
         case "add":
             added = add_bitstream(
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> str:
                 notes=options.notes,
             )
             if isinstance(added, Refusal):
-                return f"{options.file}: {_why(added)}"
+                return f"{options.file}: {added.why}"
             sys.stdout.write(f"{_line(added)}\n")
         case "list":
             content = BitstreamStore(str(folder)).look()
@@ -98,10 +98,6 @@ def _run(options: argparse.Namespace) -> str:
             if not remove_bitstream(folder, options.digest):
                 return f"{folder} has no bitstream {options.digest}"
     return ""
-
-
-def _why(refusal: Refusal) -> str:
-    return "; ".join(reason.message for reason in refusal.reasons)
 
 
 def _described(bitstream: Bitstream) -> str:

@@ -79,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ContractError, HardwareError) as err:
         sys.exit(f"topobus-nic-hook: {err}")
     if isinstance(answer, Refusal):
-        why = "; ".join(reason.message for reason in answer.reasons)
-        sys.exit(f"topobus-nic-hook: container {state.id}, interface {options.interface}: {why}")
+        sys.exit(f"topobus-nic-hook: container {state.id}, interface {options.interface}: {answer.why}")
 
 
 def read_state(data: bytes) -> ContainerState:

@@ -51,6 +51,15 @@ class Refusal(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="outco
     reasons: tuple[Reason, ...]
     to_free: tuple[Reason, ...] = ()
 
+    @property
+    def why(self) -> str:
+        """The sentences of all reasons, in one line.
+
+        >>> refuse("count-zero", "count is 0, wanted 1 or more").why
+        'count is 0, wanted 1 or more'
+        """
+        return "; ".join(reason.message for reason in self.reasons)
+
 
 class HintList(Struct, frozen=True, kw_only=True):
     """The hints of one resource, for the record.

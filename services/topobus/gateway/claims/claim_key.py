@@ -41,8 +41,5 @@ class ClaimFailed(Exception):
 
 def refused(refusal: Refusal) -> ClaimFailed:
     """Turn a refusal into the claim's failure, with its reasons in one line."""
-    text = (
-        "; ".join(reason.message for reason in refusal.reasons)
-        or "refused without a reason: look into the log of the class's device service on the node"
-    )
+    text = refusal.why or "refused without a reason: look into the log of the class's device service on the node"
     return ClaimFailed(text, next((reason.code for reason in refusal.reasons), ""))

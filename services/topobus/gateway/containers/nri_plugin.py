@@ -344,10 +344,8 @@ class NriPlugin:
 
 
 def _refused(sandbox: Sandbox, container: str, refusal: Refusal) -> CallFailed:
-    reasons = "; ".join(reason.message for reason in refusal.reasons)
-    return CallFailed(
-        StatusCode.FAILED_PRECONDITION, f"topobus: container {container} of pod {sandbox} cannot start: {reasons}"
-    )
+    text = f"topobus: container {container} of pod {sandbox} cannot start: {refusal.why}"
+    return CallFailed(StatusCode.FAILED_PRECONDITION, text)
 
 
 def _first_cause(error: BaseException) -> BaseException:

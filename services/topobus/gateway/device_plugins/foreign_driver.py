@@ -207,7 +207,7 @@ class ForeignDriver(DeviceDriver):
         files, problems = read_cdi_files(self._cdi_folders)
         resolved = resolve_cdi(names, files)
         if isinstance(resolved, Refusal):
-            text = "; ".join([*(reason.message for reason in resolved.reasons), *problems])
+            text = "; ".join([resolved.why, *problems])
             return refuse("plugin-cdi-unresolved", f"the device plugin of {self.resource} names CDI devices: {text}")
         parts = [edits for _, edits in resolved]
         host_nodes = look_up(node.host_path or node.path for edits in parts for node in edits.device_nodes)

@@ -58,9 +58,7 @@ def refuse(refusal: Refusal, doing: str) -> NoReturn:
 
     Errors: raises CallRefused.
     """
-    raise CallRefused(
-        grpc.StatusCode.FAILED_PRECONDITION, f"{doing}: {'; '.join(reason.message for reason in refusal.reasons)}"
-    )
+    raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{doing}: {refusal.why}")
 
 
 async def within(work: Awaitable[T], limit_s: float, what: str) -> T:

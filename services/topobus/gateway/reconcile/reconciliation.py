@@ -297,7 +297,7 @@ class Reconciler:
         else:
             if not isinstance(adopted, Refusal):
                 return adopted
-            why = "; ".join(reason.message for reason in adopted.reasons)
+            why = adopted.why
         self._note_failure(request.owner.key, "holding.adopt-failed", why, kubelet=where)
         return None
 
@@ -331,8 +331,7 @@ class Reconciler:
             try:
                 refusal = await self._undo(allocation)
                 if refusal is not None:
-                    why = "; ".join(reason.message for reason in refusal.reasons)
-                    get_logger().warning("release.refused", owner=allocation.owner.key, error=why)
+                    get_logger().warning("release.refused", owner=allocation.owner.key, error=refusal.why)
                     return
                 await self._asks.release(f"reconcile-{uuid.uuid4().hex}", allocation.owner, only=allocation.decision_id)
             except TopobusError as err:

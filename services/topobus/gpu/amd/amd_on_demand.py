@@ -143,7 +143,7 @@ class AmdOnDemand(CardCuts[ModeWish]):
             refusal = _write_mode(tree, address, before["mode"], self.write)
             settled = refusal or settle_mode(tree, address, before["mode"], before["count"], self.pauses, UNDO_S)
         if isinstance(settled, Refusal):
-            raise HardwareError("; ".join(reason.message for reason in settled.reasons), address=str(address))
+            raise HardwareError(settled.why, address=str(address))
 
 
 def _refuse_users(tree: Tree, card: AmdCard, wish: ModeWish, in_use: frozenset[str]) -> Refusal | None:

@@ -153,9 +153,7 @@ class InterfaceHands:
         namespace = self._kept.open(sandbox.network_namespace if sandbox is not None else "", record)
         refusal = self._cni.detach(record)
         if refusal is not None:
-            raise HardwareError(
-                f"{device.name}: {'; '.join(reason.message for reason in refusal.reasons)}", device=device.name
-            )
+            raise HardwareError(f"{device.name}: {refusal.why}", device=device.name)
         taken = take_back(self._places, namespace, record)
         take_back_rdma(self._places, namespace, record, is_lost=taken.outcome == "lost")
         self._kept.let_go(record)

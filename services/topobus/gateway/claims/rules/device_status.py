@@ -200,8 +200,7 @@ def network_data(interface: AttachedInterface) -> tuple[dict[str, Any], tuple[st
 
 def text_of(refusal: Refusal) -> tuple[str, str]:
     """Return the code of a refusal's first reason, and all its reasons as one text."""
-    reasons = refusal.reasons
-    return (reasons[0].code if reasons else "refused"), "; ".join(reason.message for reason in reasons)
+    return (refusal.reasons[0].code if refusal.reasons else "refused"), refusal.why
 
 
 def camel_case(code: str) -> str:
