@@ -164,24 +164,20 @@ def _read_sharing(tree: Tree, cpu: int, seen: CpuSet, sharing: _Sharing, ids: _I
             sharing.add("core", CpuSet(cpu), cpu)
         elif is_first:
             sharing.add("core", core, cpu)
-    cluster = read_cpus(tree, folder, "cluster_cpus", "cluster_cpus_list") if is_first else None
-    cluster = None if cluster is None else cluster & seen
-    if cluster is not None and len(cluster) > 1 and cluster.lowest != cpu:
-        is_first = False
-    die = read_cpus(tree, folder, "die_cpus", "die_cpus_list") if is_first else None
-    die = None if die is None else die & seen
-    if die is not None and len(die) > 1 and die.lowest != cpu:
-        is_first = False
+    between: dict[str, CpuSet] = {}
+    for kind in ("cluster", "die"):
+        cpus = _first_of(tree, folder, seen, (f"{kind}_cpus", f"{kind}_cpus_list")) if is_first else None
+        if cpus is not None and len(cpus) > 1:
+            between[kind], is_first = cpus, cpus.lowest == cpu
     if is_first:
         package = _first_of(
             tree, folder, seen, ("package_cpus", "package_cpus_list"), ("core_siblings", "core_siblings_list")
         )
         if package and package.lowest == cpu:
             sharing.add("package", package, cpu)
-    if cluster is not None and len(cluster) > 1 and cluster.lowest == cpu:
-        sharing.add("cluster", cluster, cpu)
-    if die is not None and len(die) > 1 and die.lowest == cpu:
-        sharing.add("die", die, cpu)
+    for kind, cpus in between.items():
+        if cpus.lowest == cpu:
+            sharing.add(kind, cpus, cpu)
     _read_caches(tree, cpu, seen, core, sharing)
 
 
