@@ -20,7 +20,7 @@ from msgspec import Struct
 from topobus.process.logging import get_logger
 from topobus.process.tracing import entered
 
-__all__ = ["Malformed", "MalformedAnswers", "MalformedCalls", "reading"]
+__all__ = ["Malformed", "MalformedAnswers", "MalformedCalls", "readable", "reading"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -47,6 +47,17 @@ def reading(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return careful
 
 
+def readable(answer: Any) -> Any:
+    """Return the answer of a call that gRPC could decode.
+
+    Errors: raises AioRpcError for another one, as for any other failure of the call.
+    """
+    if answer is None:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "its answer cannot be read")
+    return answer
+
+
 class MalformedAnswers(grpc.aio.UnaryUnaryClientInterceptor):
     """Raises the error of a call for an answer that gRPC could not decode."""
 
@@ -55,13 +66,9 @@ class MalformedAnswers(grpc.aio.UnaryUnaryClientInterceptor):
     ) -> Any:
         """Pass the call on.
 
-        Errors: raises AioRpcError, as for any other failure of the call.
+        Errors: raises AioRpcError, as `readable` does.
         """
-        answer = await (await continuation(client_call_details, request))
-        if answer is None:
-            nothing = grpc.aio.Metadata()
-            raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "its answer cannot be read")
-        return answer
+        return readable(await (await continuation(client_call_details, request)))
 
 
 class MalformedCalls(grpc.aio.ServerInterceptor):

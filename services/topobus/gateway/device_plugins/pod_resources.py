@@ -20,6 +20,7 @@ import grpc.aio
 from msgspec import Struct
 
 from topobus.gateway.containers.rules.exclusive import ExclusiveUse
+from topobus.gateway.device_plugins.malformed_calls import readable
 from topobus.gateway.device_plugins.pod_contents import PodContents
 from topobus.gateway.device_plugins.sockets import dialling, identity
 from topobus.gateway.reconcile.rules.pods import PodUse
@@ -226,7 +227,7 @@ class PodResourcesReader:
         if kubelet is None:
             return f"there is no kubelet at {self.socket}"
         try:
-            return kubelet, await call(self._connect(kubelet).lister)
+            return kubelet, readable(await call(self._connect(kubelet).lister))
         except grpc.aio.AioRpcError as err:
             if err.code() is not usual:
                 self._connection = None
@@ -240,7 +241,7 @@ class PodResourcesReader:
         another call on it: it closes with the last call that holds it.
         """
         if self._connection is None or self._connection.kubelet != kubelet:
-            channel = dialling(self.socket)
+            channel = dialling(self.socket, checks_answers=False)
             self._connection = _Connection(kubelet, channel, rpc.PodResourcesListerStub(channel))
         return self._connection
 
