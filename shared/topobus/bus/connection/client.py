@@ -24,7 +24,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
-from nats.protocol.command import hpub_cmd
+from nats.protocol.command import hpub_cmd, pub_cmd
 
 from topobus.bus.login.login import Login
 from topobus.process.config import NatsSettings
@@ -81,34 +81,26 @@ class GatedClient(Client):
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> None:
-        block = _plain_block(headers) if headers and subject else None
-        if block is None:
-            await super()._send_publish(subject, reply, payload, payload_size, headers)
-            return
-        self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += payload_size
-        await self._send_command(hpub_cmd(subject, reply, block, payload))
-        if self._flush_queue is not None and self._flush_queue.empty():
-            await self._flush_pending()
-
-    async def _flush_pending(self, force_flush: bool = False) -> Any:
-        """Write at once what is pending, once per turn of the event loop: what many tasks send in
-        one turn goes to the socket together at its end.
+        """Write a message at once, the first in a turn of the event loop: what many tasks send in one
+        turn goes to the socket together at its end.
 
         When the socket accepts no more, nats-py's own task waits for it, and everything sent
         meanwhile waits too, so that the order stays.
         """
+        block = _plain_block(headers) if headers else None
         stream = self._idle_stream()
-        if force_flush or stream is None:
-            return await super()._flush_pending(force_flush)
-        loop = asyncio.get_running_loop()
+        if stream is None or not subject or (block is None and headers is not None):
+            await super()._send_publish(subject, reply, payload, payload_size, headers)
+            return
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
+        await self._send_command(
+            pub_cmd(subject, reply, payload) if block is None else hpub_cmd(subject, reply, block, payload)
+        )
         if not self._has_written:
             self._write_pending(stream)
             self._has_written = True
-            loop.call_soon(self._end_turn)
-        written: asyncio.Future[None] = loop.create_future()
-        written.set_result(None)
-        return written
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
     def _write_pending(self, stream: asyncio.StreamWriter) -> None:
         pending, self._pending, self._pending_data_size = self._pending, [], 0
