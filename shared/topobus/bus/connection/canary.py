@@ -24,6 +24,9 @@ CANARY_EVERY_S = 3.0
 # before a check is up to a second shorter than the period.
 _TICK_S = 1.0
 _ROUNDING_S = 1e-3
+# What comes moves the check by whole ticks. Messages that follow another one so soon do not move it: a
+# check that comes a tick early sees them.
+_SETTLED_S = 0.25
 
 
 class Canary:
@@ -34,12 +37,14 @@ class Canary:
         self.heard_at = -math.inf
         """When the newest message of a subscription came, by the loop's clock."""
         self._next_look: asyncio.Timeout | None = None
+        self._settled_until_s = -math.inf
 
     async def wait_for_silence(self, lost: asyncio.Event) -> bool:
         """Wait for the next check, or until the client is lost.
 
         True when nothing shows that the client lives, and a message to ourselves must show it.
         """
+        self._settled_until_s = -math.inf
         try:
             async with asyncio.timeout(self._pause_s()) as self._next_look:
                 await lost.wait()
@@ -60,8 +65,9 @@ class Canary:
         """
         now_s = asyncio.get_running_loop().time()
         look = self._next_look
-        if look is None or look.expired():
+        if look is None or now_s < self._settled_until_s or look.expired():
             return
+        self._settled_until_s = now_s + _SETTLED_S
         due_s = now_s + self._pause_s()
         if due_s > (look.when() or 0.0) + _ROUNDING_S:
             look.reschedule(due_s)
