@@ -55,9 +55,7 @@ NAMES = st.sampled_from(
 VALUES = st.sampled_from(["1", "", " padded ", "two\nlines", "carriage\rreturn", "\u00fcber", "a: b", "x" * 300])
 
 
-@given(
-    headers=st.none() | st.dictionaries(NAMES, VALUES, max_size=5), reply=st.sampled_from(["", "_INBOX.a"])
-)
+@given(headers=st.none() | st.dictionaries(NAMES, VALUES, max_size=5), reply=st.sampled_from(["", "_INBOX.a"]))
 async def test_sent_bytes_are_those_of_nats_py_when_headers_are_plain_or_odd(
     headers: dict[str, str] | None, reply: str
 ) -> None:
@@ -86,13 +84,11 @@ def test_headers_bytes_is_their_length_on_the_wire_when_letters_take_more_than_a
     assert headers_bytes(headers) == len("".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode())
 
 
-class _Live:
-    _id = 7
-
-
 async def test_taker_has_each_message_and_raises_nothing_into_the_read_loop_when_it_fails() -> None:
-    """A fault in what takes an answer is an error of the client's and does not end its reading."""
-    client = GatedClient()
+    """A fault in what takes a message is an error of the client's and does not end its reading. What
+    comes after the end of a subscription is dropped.
+    """
+    client = _connected(_Stream())
     errors: list[Exception] = []
 
     async def note(err: Exception) -> None:
@@ -100,19 +96,21 @@ async def test_taker_has_each_message_and_raises_nothing_into_the_read_loop_when
 
     subjects: list[str] = []
 
-    def take(message: Any) -> None:
+    async def take(message: Any) -> None:
         subjects.append(message.subject)
         if message.subject == "bad":
             raise ValueError("bad")
 
     client._error_cb = note
-    client.take_at_once(_Live(), take)  # type: ignore[arg-type]
+    live = await client.listen_at_once("a.*", take)
     for subject in (b"bad", b"\xff", b"good"):
-        await client._process_msg(7, subject, b"", b"data", b"NATS/1.0\r\nA: b\r\n\r\n")
+        await client._process_msg(live._id, subject, b"", b"data", b"NATS/1.0\r\nA: b\r\n\r\n")
+    await live.unsubscribe()
+    await client._process_msg(live._id, b"late", b"", b"", b"")
 
     assert subjects == ["bad", "good"]
     assert [type(err) for err in errors] == [ValueError, UnicodeDecodeError]
-    assert (client.stats["in_msgs"], client.stats["in_bytes"]) == (3, 12)
+    assert (client.stats["in_msgs"], client.stats["in_bytes"]) == (4, 12)
 
 
 async def test_flush_leaves_it_to_nats_py_when_there_is_no_connection() -> None:

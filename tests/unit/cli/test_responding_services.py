@@ -41,7 +41,7 @@ async def _hang(server: MemoryNats, *subjects: str) -> None:
     client = server.new_client()
     await client.connect([server.url])
     for subject in subjects:
-        await client.subscribe(subject, cb=_ignore)
+        await client.listen_at_once(subject, _ignore)
 
 
 async def _ignore(_message: object) -> None:

@@ -22,7 +22,7 @@ from topobus.process.readiness import Readiness
 from topobus.values.errors import PeerUnavailable
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
+    from topobus.bus.connection.client import GatedClient
 
 # Far more turns than a replacement takes; without an end, a defect here
 # would hold the event loop for ever.
@@ -100,7 +100,7 @@ async def test_close_ends_when_a_connecting_client_drops_the_cancellation(monkey
         SystemClock(),
         BusMetrics(CollectorRegistry()),
         Readiness(),
-        new_client=cast("Callable[[str], Client]", lambda _: _DeafClient(MemoryNats())),
+        new_client=cast("Callable[[str], GatedClient]", lambda _: _DeafClient(MemoryNats())),
     )
     opening = asyncio.create_task(connection.open())
     await asyncio.sleep(1.0)

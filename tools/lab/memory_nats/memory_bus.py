@@ -33,7 +33,7 @@ from topobus.process.metrics import BusMetrics
 from topobus.process.readiness import Readiness
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
+    from topobus.bus.connection.client import GatedClient
 
 __all__ = ["FatedBus", "Fates", "MemoryBus", "MemoryNats"]
 
@@ -64,7 +64,7 @@ class MemoryBus:
             clock or SystemClock(),
             BusMetrics(CollectorRegistry()),
             Readiness(),
-            new_client=cast("Callable[[str], Client]", server.new_client),
+            new_client=cast("Callable[[str], GatedClient]", server.new_client),
             release=release,
         )
         await connection.open()

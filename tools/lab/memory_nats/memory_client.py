@@ -101,12 +101,12 @@ class MemoryClient:
         self.server.clients.add(self)
         self.is_connected = True
 
-    async def subscribe(self, subject: str, queue: str = "", *, cb: Callback, **_limits: int) -> Subscription:
+    async def listen_at_once(self, subject: str, callback: Callback, *, queue: str = "") -> Subscription:
         """Listen. The server knows of it when it has processed the command, in the order of all
         commands.
         """
         self._check()
-        subscription = Subscription(self, subject, queue, cb)
+        subscription = Subscription(self, subject, queue, callback)
         self.server.send(lambda: self.server.listen(subscription))
         return subscription
 

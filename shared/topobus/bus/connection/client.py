@@ -8,8 +8,8 @@ at the first connect, at each later one, and at every server that a greeting nam
 connected once. Reconnecting is switched off, and the owner of a lost client makes another.
 
 It also avoids two queues of nats-py that cost turns of the event loop. Data is written to the
-socket directly while the socket takes it, not by a task. Answers are passed from the parser to
-their waiter, not by a queue and a task. Each of the two saves a fifth of a request's time.
+socket directly while the socket takes it, not by a task. Messages are passed from the parser to
+their callback, not by a queue and a task. Each of the two saves a fifth of a request's time.
 """
 
 from __future__ import annotations
@@ -53,16 +53,21 @@ class GatedClient(Client):
     def __init__(self, tls_because: str = "") -> None:
         super().__init__()
         self._tls_because = tls_because
-        self._takers: dict[int, Callable[[Msg], None]] = {}
+        self._takers: dict[int, Callable[[Msg], Awaitable[None]]] = {}
         self._has_written = False
         """Whether something was written in this turn of the event loop."""
 
-    def take_at_once(self, live: Subscription, taker: Callable[[Msg], None]) -> None:
-        """Call `taker` for each message of a subscription while it is parsed. It must not block.
+    async def listen_at_once(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, queue: str = ""
+    ) -> Subscription:
+        """Subscribe, and call back for each message while it is parsed. The callback must not wait."""
+        live = await self.subscribe(subject, queue=queue, cb=callback)
+        self._takers[live._id] = callback
+        return live
 
-        The subscription's own callback is not called any more.
-        """
-        self._takers[live._id] = taker
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._takers.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         taker = self._takers.get(sid)
@@ -72,7 +77,7 @@ class GatedClient(Client):
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         try:
-            taker(self._build_message(sid, subject, reply, data, await self._process_headers(headers)))
+            await taker(self._build_message(sid, subject, reply, data, await self._process_headers(headers)))
         except Exception as err:  # noqa: BLE001
             # boundary: the client's read loop. nats-py ends it for
             # good when anything is raised here.

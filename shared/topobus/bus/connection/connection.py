@@ -78,7 +78,7 @@ class Connection:
         metrics: BusMetrics,
         readiness: Readiness,
         *,
-        new_client: Callable[[str], Client] | None = None,
+        new_client: Callable[[str], GatedClient] | None = None,
         release: str | None = None,
     ) -> None:
         """Prepare a connection.
@@ -98,7 +98,7 @@ class Connection:
         self.server_clock = ServerClock(readiness)
         self.quiet = QuietLog(clock)
         """For lines that anybody on the bus can cause."""
-        self._client: Client | None = None
+        self._client: GatedClient | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._up: asyncio.Event = asyncio.Event()
         self._mailbox = ReplyInbox(name)
@@ -426,7 +426,7 @@ class Connection:
         self._subscriptions.hand_over(client, fresh)
         self._come_up(client, lost, login)
 
-    def _come_up(self, client: Client, lost: asyncio.Event, login: Login) -> None:
+    def _come_up(self, client: GatedClient, lost: asyncio.Event, login: Login) -> None:
         """Make a client the present one, and call all listeners."""
         self._client, self._lost = client, lost
         self.files.use(login)
@@ -442,7 +442,7 @@ class Connection:
         )
         self._notify_listeners()
 
-    async def _wait_for_loss(self, client: Client) -> None:
+    async def _wait_for_loss(self, client: GatedClient) -> None:
         """Return when the client is lost."""
         lost = self._lost
         reason = "closed"
@@ -456,7 +456,7 @@ class Connection:
         self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}")
         self._drop(reason)
 
-    def _note_error(self, client: Client, err: Exception) -> None:
+    def _note_error(self, client: GatedClient, err: Exception) -> None:
         self.certificates.note_error(err, client)
         self._nats_errors.note(err, is_current=client is self._client)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from topobus.bus.connection.canary import Canary
@@ -21,7 +20,7 @@ from topobus.bus.connection.endpoint import why_tls
 from topobus.bus.connection.nats_errors import error_text
 from topobus.bus.connection.reply_inbox import ReplyInbox
 from topobus.bus.connection.retirement import close_quietly
-from topobus.bus.connection.subscriptions import PENDING_BYTES, PENDING_MESSAGES, Fresh, Subscriptions
+from topobus.bus.connection.subscriptions import Fresh, Subscriptions
 from topobus.bus.login.login import Login
 from topobus.values.errors import PeerUnavailable
 
@@ -46,7 +45,7 @@ class Dialer:
         mailbox: ReplyInbox,
         subscriptions: Subscriptions,
         canary: Canary,
-        new_client: Callable[[str], Client],
+        new_client: Callable[[str], GatedClient],
     ) -> None:
         self._connection = connection
         self._servers = servers
@@ -58,8 +57,8 @@ class Dialer:
         """Clients that are ending; closing the connection waits for them."""
 
     async def dial(
-        self, login: Login, on_error: Callable[[Client, Exception], None], *, is_beside: bool = False
-    ) -> tuple[Client, asyncio.Event, Fresh]:
+        self, login: Login, on_error: Callable[[GatedClient, Exception], None], *, is_beside: bool = False
+    ) -> tuple[GatedClient, asyncio.Event, Fresh]:
         """Make a client that has all subscriptions and receives.
 
         Shapes: is_beside — another client is live and continues; result — the client, the event
@@ -91,14 +90,7 @@ class Dialer:
             )
             if not is_beside:
                 self._mailbox.renew()
-            answers = await client.subscribe(
-                self._mailbox.pattern,
-                cb=self._on_answer,
-                pending_msgs_limit=PENDING_MESSAGES,
-                pending_bytes_limit=8 * PENDING_BYTES,
-            )
-            if isinstance(client, GatedClient):
-                client.take_at_once(answers, self._take_answer)
+            await client.listen_at_once(self._mailbox.pattern, self._on_answer)
             await self._subscriptions.attach_beside(client, fresh, is_beside=is_beside)
             await self.echo(client, _FIRST_CANARY_TIMEOUT_S)
             # Repeated until no subscription was added meanwhile, because the caller makes it the
@@ -111,7 +103,7 @@ class Dialer:
             raise
         return client, lost, fresh
 
-    async def is_alive(self, client: Client) -> bool:
+    async def is_alive(self, client: GatedClient) -> bool:
         """Return whether a client sends and receives."""
         # Twice: when our own process was stopped, the first timeout fires before the echo in the
         # socket has been read.
@@ -125,7 +117,7 @@ class Dialer:
             return True
         return False
 
-    async def echo(self, client: Client, timeout_s: float) -> None:
+    async def echo(self, client: GatedClient, timeout_s: float) -> None:
         """Send a message to ourselves by a client, and wait until it comes back by the same.
 
         Errors: raises PeerUnavailable when it cannot be sent, TimeoutError when
@@ -143,7 +135,7 @@ class Dialer:
                 await expected.answer
         self._connection.metrics.echo_s.observe(self._connection.clock.monotonic() - started)
 
-    def close_aside(self, client: Client, reason: str) -> None:
+    def close_aside(self, client: GatedClient, reason: str) -> None:
         """Close a client without waiting for it, which may hang with its server."""
         self._connection.metrics.losses.labels(reason).inc()
         task = asyncio.create_task(close_quietly(client))
@@ -151,8 +143,5 @@ class Dialer:
         task.add_done_callback(self.closing.discard)
 
     async def _on_answer(self, message: Msg) -> None:
-        self._take_answer(message)
-
-    def _take_answer(self, message: Msg) -> None:
         self._mailbox.take(message)
         self._canary.put_off()

@@ -12,21 +12,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from topobus.bus.connection.client import GatedClient
 from topobus.bus.connection.nats_errors import error_text
 from topobus.values.errors import PeerUnavailable
 
-__all__ = ["PENDING_BYTES", "PENDING_MESSAGES", "Callback", "Fresh", "Lasting", "Subscriptions", "drain_quietly"]
+__all__ = ["Callback", "Fresh", "Lasting", "Subscriptions", "drain_quietly"]
 
 Callback = Callable[[Msg], Awaitable[None]]
 
-# Pending limits of one subscription. nats-py's own (512 Ki messages, 128 MiB) are more
-# memory than a whole service may use.
-PENDING_MESSAGES = 4096
-PENDING_BYTES = 8 * 1024 * 1024
 # For so long after a change of clients, a message that the older client has passed on may still be
 # in the newer one's socket.
 _TWICE_S = 10.0
@@ -39,7 +35,7 @@ class Lasting:
         self.subject = subject
         self.queue = queue
         self.callback = callback
-        self.client: Client | None = None
+        self.client: GatedClient | None = None
         self.live: Subscription | None = None
         self.seen: set[tuple[str, str]] | None = None
         """While two clients listen: what came already, by subject and
@@ -80,7 +76,7 @@ class Subscriptions:
         self._lasting.append(lasting)
         return lasting
 
-    async def attach(self, client: Client, lasting: Lasting) -> None:
+    async def attach(self, client: GatedClient, lasting: Lasting) -> None:
         """Make one subscription on a client, once.
 
         Errors: raises PeerUnavailable when the client cannot subscribe.
@@ -97,24 +93,18 @@ class Subscriptions:
             # Another client took over meanwhile.
             await _unsubscribe_quietly(live)
 
-    async def _listen(self, client: Client, lasting: Lasting) -> Subscription:
+    async def _listen(self, client: GatedClient, lasting: Lasting) -> Subscription:
         async def on_message(message: Msg) -> None:
             self._on_message()
             if not lasting.is_second(message):
                 await lasting.callback(message)
 
         try:
-            return await client.subscribe(
-                lasting.subject,
-                queue=lasting.queue,
-                cb=on_message,
-                pending_msgs_limit=PENDING_MESSAGES,
-                pending_bytes_limit=PENDING_BYTES,
-            )
+            return await client.listen_at_once(lasting.subject, on_message, queue=lasting.queue)
         except nats.errors.Error as err:
             raise PeerUnavailable(f"cannot listen at {lasting.subject}: {error_text(err)}") from err
 
-    async def attach_beside(self, client: Client, fresh: Fresh, *, is_beside: bool) -> bool:
+    async def attach_beside(self, client: GatedClient, fresh: Fresh, *, is_beside: bool) -> bool:
         """Make every subscription that is not in `fresh` yet on a client that is not the present
         one, and add it to `fresh`.
 
@@ -131,7 +121,7 @@ class Subscriptions:
             fresh[lasting] = await self._listen(client, lasting)
         return bool(missing)
 
-    def hand_over(self, client: Client, fresh: Fresh) -> list[Subscription]:
+    def hand_over(self, client: GatedClient, fresh: Fresh) -> list[Subscription]:
         """Make a second client the present one.
 
         Return the subscriptions to drain: those of the first client, and those that were ended
