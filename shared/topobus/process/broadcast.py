@@ -31,6 +31,8 @@ class Broadcast:
         """Wait until a condition holds, which is checked now and after each announcement. False when
         the limit, the `timeout` of a clock or of asyncio, came first.
         """
+        if holds():
+            return True  # without a timer, as most often
         try:
             async with nullcontext() if limit is None else limit:
                 while True:

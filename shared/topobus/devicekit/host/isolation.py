@@ -169,7 +169,7 @@ class IsolatedDriver:
         call = _Call(function, asyncio.get_running_loop(), partial(self.note_call, self.name, verb))
         self._hand_over(call)
         try:
-            await asyncio.shield(call.done)
+            await call.done
         except asyncio.CancelledError:
             call.is_given_up = True
             if call.has_begun:
