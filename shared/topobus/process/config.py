@@ -268,8 +268,8 @@ def _floats(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
     if isinstance(value, float):
         yield path, value
     elif isinstance(value, Struct):
-        for field in msgspec.structs.fields(value):
-            yield from _floats(getattr(value, field.name), (*path, field.encode_name))
+        for name, key in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True):
+            yield from _floats(getattr(value, name), (*path, key))
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _floats(inner, (*path, str(key)))

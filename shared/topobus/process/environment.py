@@ -14,6 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -177,10 +178,15 @@ def _field_type(kind: type[msgspec.Struct], path: tuple[str, ...], variable: str
 
 def _fields(kind: object) -> dict[str, object] | None:
     plain = _plain(kind)
-    if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
-        hints = typing.get_type_hints(plain, include_extras=True)
-        return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(plain)}
-    return None
+    return _types_of(plain) if isinstance(plain, type) and issubclass(plain, msgspec.Struct) else None
+
+
+@cache
+def _types_of(structure: type[msgspec.Struct]) -> dict[str, object]:
+    """Evaluate the annotations of a section: milliseconds in all, and each variable leads through
+    some.
+    """
+    return {field.encode_name: field.type for field in msgspec.structs.fields(structure)}
 
 
 def _plain(kind: object) -> object:

@@ -308,13 +308,11 @@ def _fixed(where: str, earlier: S | None, later: S | None, faults: Faults) -> S 
     if earlier is None or later is None:
         return later if earlier is None else earlier
     written: dict[str, Any] = {}
-    for attribute in structs.fields(later):
-        before, after = getattr(earlier, attribute.name), getattr(later, attribute.name)
+    for name, key in zip(later.__struct_fields__, later.__struct_encode_fields__, strict=True):
+        before, after = getattr(earlier, name), getattr(later, name)
         if after is not None and before is not None and after != before:
-            faults.wrong(
-                f"{where}.{attribute.encode_name}", after, f"{before!r}, which an earlier configuration (a class) fixes"
-            )
-        written[attribute.name] = before if before is not None else after
+            faults.wrong(f"{where}.{key}", after, f"{before!r}, which an earlier configuration (a class) fixes")
+        written[name] = before if before is not None else after
     return structs.replace(earlier, **written)
 
 
