@@ -115,17 +115,18 @@ def bounded(kind: type[Struct], unread: str = "") -> type[Struct]:
             finds which of them are new; keys and number of entries have their limits.
     Errors: raises TypeError for a field of a type without limits.
     """
-    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = msgspec.structs.fields(kind)
+    hints = {field.name: field.type for field in fields}
     if unread:
         hints[unread] = dict[typing.get_args(hints[unread])[0], Raw]  # type: ignore[misc]  # made at run time
     config = kind.__struct_config__
-    fields = [
+    limited = [
         (field.name, _limited(hints[field.name], field.name, _IDS.get((kind, field.name), _INTEGER)), _field(field))
-        for field in msgspec.structs.fields(kind)
+        for field in fields
     ]
     return msgspec.defstruct(
         f"Bounded{kind.__name__}",
-        fields,
+        limited,
         kw_only=True,
         array_like=config.array_like,
         forbid_unknown_fields=config.forbid_unknown_fields,

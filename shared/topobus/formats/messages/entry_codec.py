@@ -98,10 +98,7 @@ class EntryEncoder:
 
 def _without(kind: type[Struct], field: str) -> type[Struct]:
     """Make a type with all fields but one, as they are."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = [
-        (each.name, hints[each.name], _optional(each)) for each in msgspec.structs.fields(kind) if each.name != field
-    ]
+    fields = [(each.name, each.type, _optional(each)) for each in msgspec.structs.fields(kind) if each.name != field]
     return msgspec.defstruct(f"{kind.__name__}Without{field.title()}", fields, kw_only=True)
 
 
