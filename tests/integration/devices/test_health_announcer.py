@@ -11,6 +11,7 @@ import pytest
 from support.node_plane import device
 from topobus.bus.bus import Bus
 from topobus.bus.streams.events import Span
+from topobus.bus.streams.jetstream import JetStream
 from topobus.devicekit.host.announcer import HealthAnnouncer
 from topobus.formats.messages.catalogue import HEALTH
 
@@ -44,3 +45,22 @@ async def test_event_is_not_lost_when_it_is_published_while_the_stream_is_looked
 
     assert (is_lost, is_told_again) == (False, False)
     assert len(await bus.last(HEALTH, limit=8, device="gpu-0", **_WHERE)) == 1
+
+
+async def test_start_asks_the_stream_once_for_each_device(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node has thousands of devices, and a start reads what was last said of each."""
+    told = HealthAnnouncer(bus, **_WHERE)
+    assert await _announce(told)
+    verbs: list[str] = []
+    call = JetStream.call
+
+    async def note(self: JetStream, verb: str, payload: dict[str, object] | None = None) -> dict[str, object]:
+        verbs.append(verb)
+        return await call(self, verb, payload)
+
+    monkeypatch.setattr(JetStream, "call", note)
+    started = HealthAnnouncer(bus, **_WHERE)
+    await started.load(["gpu-0", "gpu-1"])
+
+    assert (started.is_news(device("gpu-0", 0)), started.is_news(device("gpu-1", 0))) == (False, True)
+    assert verbs == ["STREAM.MSG.GET.TOPOBUS_HEALTH"] * 2

@@ -280,21 +280,23 @@ class Events:
         read to see the last twenty.
 
         Errors: PeerUnavailable when the stream cannot be read.
-        Cost: two requests, and those further reads. One event alone needs no consumer.
+        Cost: one request for one event, which needs no consumer; else two, and those further reads.
         """
         try:
             newest = await self._jetstream.last_message(event.stream, event.pattern(**parts))
+            if limit <= 0 or newest is None:
+                return ()
+            if limit == 1 and (only := self._read_event(event, Delivery.of(newest, is_replay=True))) is not None:
+                # Without a consumer: the last event of a service must be readable also when users have
+                # taken all consumers that the stream may have.
+                return (only,)
+            if limit == 1 and event.is_whole(parts):
+                return await self._read_subject(event, newest.subject)
             info = await self._jetstream.stream_info(event.stream)
         except JetStreamError as err:
             raise PeerUnavailable(f"cannot read {event.stream}: {err}") from err
-        if limit <= 0 or newest is None or info is None:
+        if info is None:
             return ()
-        if limit == 1 and (only := self._read_event(event, Delivery.of(newest, is_replay=True))) is not None:
-            # Without a consumer: the last event of a service must be readable also when users have
-            # taken all consumers that the stream may have.
-            return (only,)
-        if limit == 1 and event.is_whole(parts):
-            return await self._read_subject(event, newest.subject)
         back = 2 * limit
         while True:
             behind = max(newest.sequence - back, 0)
