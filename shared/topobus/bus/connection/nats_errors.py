@@ -13,8 +13,7 @@ from topobus.process.readiness import Readiness
 
 __all__ = ["NatsErrors", "error_text", "is_refused_login", "next_step"]
 
-# A slow consumer reports each message that it drops. One line per kind in so many seconds is
-# enough.
+# An error may come with each message. One line per kind in so many seconds is enough.
 _REPORT_EVERY_S = 5.0
 # nats-py gives it in lower case.
 _DENIAL = re.compile(r'permissions violation(?: for \w+ to "([^"]*)")?', re.IGNORECASE)
