@@ -1,5 +1,4 @@
-"""What the tests inside a guest share: one bus, one set of services, and the kernel's log beside
-each failure.
+"""What the tests inside a guest share: one bus and one set of services.
 
 Elsewhere nothing of this folder is collected.
 """
@@ -22,21 +21,6 @@ from vm.node import JOB, URL, Node
 
 _IS_GUEST = Path("/vm/init").exists()
 collect_ignore_glob = [] if _IS_GUEST else ["*"]
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a failure at once, with the logs of the kernel and the services: a run takes
-    minutes.
-    """
-    if report.failed:
-        logs = [(log.name, log.read_text(errors="replace")[-4000:]) for log in sorted(JOB.glob("*.log"))]
-        for name, text in [
-            (report.nodeid, report.longreprtext),
-            *report.sections,
-            ("dmesg", sh("dmesg | tail -n 40")),
-            *logs,
-        ]:
-            print(f"\n----- {name}\n{text}")
 
 
 @pytest.fixture(scope="session")

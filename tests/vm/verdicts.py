@@ -1,5 +1,5 @@
 """Keeps each test's result outside of the guest: another guest continues where one was lost, and no
-test that has ended runs again. A plugin of pytest.
+test that has ended runs again. A failure is shown at once. A plugin of pytest.
 """
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from vm.kernel import sh
 
 _ENDED, _FAILED = Path("/job/ended"), Path("/job/failed")
 
@@ -23,9 +25,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a failure, which stays one whatever the next guest reports."""
+    """Note a failure, which stays one whatever the next guest reports, and print it with the logs
+    of the kernel and the services: a run takes minutes, and may be lost before its end.
+    """
     if report.failed:
         _note(_FAILED, report.nodeid)
+        logs = [(log.name, log.read_text(errors="replace")[-4000:]) for log in sorted(_FAILED.parent.glob("*.log"))]
+        for name, text in [
+            (report.nodeid, report.longreprtext),
+            *report.sections,
+            ("dmesg", sh("dmesg | tail -n 40")),
+            *logs,
+        ]:
+            print(f"\n----- {name}\n{text}")
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
