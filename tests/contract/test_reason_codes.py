@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "reasons.md"
 CODE = re.compile(r"[a-z0-9]+(-([a-z0-9]+|\*))*")
+# An error that makes a Reason has its code as an attribute of its class.
+_CODE_OF_A_CLASS = re.compile(r'^    code = "([^"]+)"$', re.MULTILINE)
 
 
 def listed_codes() -> set[str]:
@@ -172,6 +174,9 @@ def codes_in_source() -> dict[str, set[str]]:
                 for code in texts(value, expressions):
                     where = f"{path.relative_to(ROOT)}:{call.lineno}"
                     codes.setdefault(code if code is not None else f"<{ast.unparse(value)}>", set()).add(where)
+    for path, text in text_of.items():
+        for code in _CODE_OF_A_CLASS.findall(text):
+            codes.setdefault(code, set()).add(str(path.relative_to(ROOT)))
     return codes
 
 
