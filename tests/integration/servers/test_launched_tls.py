@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,11 +127,13 @@ async def test_probe_looks_by_tls_when_the_server_has_it(layout: Layout, tmp_pat
         password = system.password_file("cli").read_text().strip()
         certify(tmp_path / "other", (LOOPBACK,), authority=tmp_path / "other-authority", now=datetime.now(UTC))
 
-        looks = [
-            await probe_jetstream(LOOPBACK, *ports, user="cli", password=password, ca_file=ca_file)
-            for ca_file in (system.tls_ca_file, str(tmp_path / "other" / "ca.crt"), None)
-        ]
-    assert looks == [True, False, False]
+        look = partial(probe_jetstream, LOOPBACK, *ports, user="cli", password=password)
+        # A look has a limit, which a busy machine can reach: whoever waits for a server looks again.
+        while not await look(ca_file=system.tls_ca_file):
+            await next_look()
+        others = [await look(ca_file=ca_file) for ca_file in (str(tmp_path / "other" / "ca.crt"), None)]
+
+    assert others == [False, False]
 
 
 async def test_certificate_is_shown_to_new_clients_when_it_was_renewed_while_all_run(
