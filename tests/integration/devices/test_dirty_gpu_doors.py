@@ -173,5 +173,5 @@ async def test_dirty_gpu_is_offered_at_no_door_until_the_process_that_was_left_e
     assert isinstance(refused_pod, Rejection)
     assert "dirty" in refused_call
     assert "tainted topobus.dev/health=unhealthy:NoExecute (dirty)" in structured_text
-    assert "topobus.dev/health=unhealthy (dirty)" in classic_text
+    assert "tainted topobus.dev/health=unhealthy:NoExecute (dirty)" in classic_text
     assert isinstance(again, Admission)

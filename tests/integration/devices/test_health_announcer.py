@@ -49,8 +49,8 @@ async def test_event_is_not_lost_when_it_is_published_while_the_stream_is_looked
 
 async def test_start_asks_the_stream_once_for_each_device(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node has thousands of devices, and a start reads what was last said of each."""
-    told = HealthAnnouncer(bus, **_WHERE)
-    assert await _announce(told)
+    announcer = HealthAnnouncer(bus, **_WHERE)
+    assert await _announce(announcer)
     verbs: list[str] = []
     call = JetStream.call
 
