@@ -14,8 +14,6 @@ from support.debian_packages import fetch_packages
 
 __all__ = ["OciRuntime", "oci_runtime"]
 
-_LIMIT_S = 60.0
-
 
 class OciRuntime:
     """One by its program."""
@@ -33,9 +31,7 @@ class OciRuntime:
         """
         output = subprocess.PIPE if has_output else subprocess.DEVNULL
         command = [self.program, "--root", str(bundle / "state"), *arguments]
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, text=True, timeout=_LIMIT_S, check=False
-        )
+        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, text=True, check=False)
 
 
 @cache
