@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +34,19 @@ class Fault:
     """The kernel's word for a fault that lasts. None: an error that is over once it is counted."""
     count: Callable[[], int] = lambda: 0
     """The kernel's count of such errors."""
+    others: Sequence[str] = ()
+    """Addresses of functions that have it with this one; which of them are seen with it, and so
+    repaired, is a matter of when a look comes."""
 
     @property
     def device(self) -> str:
         """Name the device."""
-        return f"nic-{self.address.replace(':', '-').replace('.', '-')}"
+        return self.devices[0]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Name the devices that have it."""
+        return tuple(f"nic-{address.replace(':', '-').replace('.', '-')}" for address in (self.address, *self.others))
 
 
 def resets() -> int:
@@ -180,15 +188,17 @@ def faults(monitor: Monitor, node: Node) -> Mapping[str, Fault]:
             take_back=lambda: monitor.link("nic9", is_up=True),
             is_there=lambda: attribute("carrier") == "0",
         ),
-        # Of the card's functions the first is repaired.
         "parent-taken-out": Fault(
             address="0000:21:10.0",
+            # A card without functions is offered itself: for a moment, as its functions go before it.
+            others=("0000:21:10.2", FUNCTION_AT, "0000:21:10.6", _PARENT_AT),
             cause=lambda: monitor.unplug("nic1"),
             take_back=plug_parent,
             is_there=lambda: not (PCI / _PARENT_AT).exists(),
         ),
         "parent-cable": Fault(
             address="0000:21:10.0",
+            others=("0000:21:10.2", FUNCTION_AT, "0000:21:10.6"),
             cause=lambda: monitor.link("nic1", is_up=False),
             take_back=lambda: monitor.link("nic1", is_up=True),
             is_there=lambda: not number(PCI / _PARENT_AT / "net/ens1/carrier"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from topobus.formats.messages.catalogue import DECISION, OPERATE, REPAIR
 from topobus.formats.messages.messages import DecisionEvent
 from topobus.formats.messages.operation_messages import Operated, OperateRequest
 from topobus.process.config import NatsSettings
-from topobus.values.device import Device
+from topobus.values.device import Device, Inventory
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
 from topobus.values.repair import REPAIR_POLICY, RepairEnd
 from vm.hands import Fault, resets
@@ -121,15 +121,21 @@ async def left_well(nic: Node, *here: Fault) -> AsyncIterator[None]:
             if fault.is_there is None or fault.is_there():
                 fault.take_back()
         for fault in here:
-            device = await nic.device(fault.device)
+            await nic.device(fault.device)
+        for device in (await nic.inventory("nic")).devices:
             if device.maintenance is not None:
-                await nic.operate(DeviceVerb.RETURN, fault.device)
-        async with Bus.session(NatsSettings(url=URL), name="controller") as bus, asyncio.timeout(PATIENCE_S):
-            async for change in bus.watch(REPAIR):
-                if change.value is None:
-                    continue
-                if not any(repair.end is None or repair.is_left for repair in change.value.repairs):
-                    break
+                await nic.operate(DeviceVerb.RETURN, device.name)
+        await no_repair_is_open()
+
+
+async def no_repair_is_open() -> None:
+    """Wait until each repair has ended, and is nobody's to return."""
+    async with Bus.session(NatsSettings(url=URL), name="controller") as bus, asyncio.timeout(PATIENCE_S):
+        async for change in bus.watch(REPAIR):
+            if change.value is None:
+                continue
+            if not any(repair.end is None or repair.is_left for repair in change.value.repairs):
+                break
 
 
 async def cause(fault: Fault, withheld: asyncio.Task[Any]) -> None:
@@ -169,11 +175,21 @@ async def test_fault_of_a_function_ends_as_its_rule_says(
             fault.take_back()
         await notes.decided(case, case.end, since=at)
         await nic.inventory("nic", lambda inventory: is_as_declared(inventory.device(fault.device), case))
+        if case.end is RepairEnd.REPAIRED:
+            # A card and its functions come back one after the other, and each may be repaired.
+            await nic.inventory("nic", lambda inventory: all_are_well(inventory, fault.devices))
+            await no_repair_is_open()
         is_there = fault.is_there is not None and fault.is_there()
     said = [note for note in notes.all[at:] if note[0] == case.name]
 
-    assert [what for _, _, what in said if what in ("begun", *RepairEnd)] == ["begun", case.end]
-    assert {device for _, device, _ in said} == {fault.device}
+    # One after the other, since the budget of the node is one.
+    repaired = [device for _, device, what in said if what == "begun"]
+    assert [(device, what) for _, device, what in said if what in ("begun", *RepairEnd)] == [
+        (device, what) for device in repaired for what in ("begun", case.end)
+    ]
+    assert repaired
+    assert len(repaired) == len(set(repaired))
+    assert {device for _, device, _ in said} == set(repaired) <= set(fault.devices)
     assert is_there is (fault.is_there is not None and case.end is not RepairEnd.REPAIRED)
     assert (fault.count() > before[2]) is (fault.is_there is None)
     tested = case.tries * case.steps.count("burn-in")
@@ -186,6 +202,11 @@ def is_as_declared(device: Device | None, case: RepairCase) -> bool:
         return False
     withheld_by = device.maintenance.who if device.maintenance is not None else ""
     return (withheld_by, device.is_fit) == (case.withheld_by, case.end is RepairEnd.REPAIRED)
+
+
+def all_are_well(inventory: Inventory, names: Sequence[str]) -> bool:
+    """Say whether those of some devices that are offered are healthy, and withheld by nobody."""
+    return all(device.is_fit and device.maintenance is None for device in inventory.devices if device.name in names)
 
 
 async def take_over(device: str) -> None:
