@@ -1,6 +1,4 @@
-"""An AMD driver that cuts on demand, on a machine that obeys, with a journal: what a device service
-does with it, without one.
-"""
+"""An AMD driver that cuts on demand, on a machine that obeys, with a journal."""
 
 from __future__ import annotations
 
@@ -8,26 +6,21 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from support.amd_kernel import AmdKernel
-from support.kernel_writes import KernelWrites
-from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.journal.journal import Journal
+from support.journaled_bench import JournaledBench
 from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.settings import PartitionSettings
-from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledVerbs, JournaledWork
+from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
 from topobus.gpu.amd.amd_cards import read_amd_cards
 from topobus.gpu.amd.amd_on_demand import settle_mode
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.host_services import GpuServices
 from topobus.gpu.plugins.amd import AmdDriver
-from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits
 from topobus.values.outcome import Refusal
-from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["AmdBench"]
 
@@ -40,72 +33,21 @@ _LIMIT_S = 30.0
 _STUCK_LOOK_S = 1.0
 
 
-class AmdBench:
+class AmdBench(JournaledBench[AmdDriver]):
     """One driver's life after the other on one machine."""
 
     def __init__(self, folder: Path, *, cards: int = 1, mode: str = "SPX") -> None:
-        self.root = folder / "machine"
-        self.kernel = AmdKernel(self.root, cards=cards, mode=mode)
+        self.kernel = AmdKernel(folder / "machine", cards=cards, mode=mode)
         self.address = self.kernel.machine.addresses[0]
-        self.tree = Tree(HardwareSettings(root=str(self.root)))
-        self.writes = KernelWrites(self.root)
-        self.journal = Journal(folder / "journal")
         self._pid = os.getpid()
         self._stuck_s = 0.0
-        self.driver = self._new_driver()
+        super().__init__(folder, self.kernel.follow)
         self.devices = self.discover()
-
-    def __enter__(self) -> Self:
-        """Begin to obey."""
-        self.writes.__enter__()
-        self.kernel.follow(self.writes)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """End."""
-        self.journal.close()
-        self.writes.__exit__(kind, error, traceback)
-
-    def restart(self) -> None:
-        """Begin a new life: a new driver that reads the journal of the one before."""
-        self.journal.close()
-        self.journal = Journal(self.journal.folder)
-        self.journal.load()
-        self.driver = self._new_driver()
 
     def discover(self) -> dict[str, Device]:
         """Look, as a device service does."""
         self.discovery = self.driver.discover(Tree(self.tree.settings), self.kernel.machine.machine)
         return {device.name: device for device in self.discovery.devices}
-
-    def prepare(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal | JournaledWork:
-        """Ask for devices."""
-        devices = [self.devices[name] for name in names]
-        context = PrepareContext(owner=_owner(owner))
-        return JournaledVerbs(journal or self.journal, self.driver, self.tree).prepare(devices, context, ())
-
-    def get(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal:
-        """Ask for devices, and wait for long work."""
-        return self.finish(self.prepare(owner, *names, journal=journal))
-
-    def finish(self, answer: Edits | Refusal | JournaledWork) -> Edits | Refusal:
-        """Do long work to its end."""
-        return answer.run(lambda: True) if isinstance(answer, JournaledWork) else answer
-
-    def unprepare(self, owner: str, *names: str, journal: Journal | None = None) -> None:
-        """Give devices back."""
-        devices = [self.devices[name] for name in names]
-        JournaledVerbs(journal or self.journal, self.driver, self.tree).unprepare(
-            devices, PrepareContext(owner=_owner(owner))
-        )
-
-    def undo_all(self) -> None:
-        """Undo what is half done, as a start does, and release what is whole."""
-        for entry in list(self.journal.entries.values()):
-            for owner in entry.owners:
-                JournaledVerbs(self.journal, self.driver, self.tree).undo_prepare(entry.device, owner.owner)
 
     def is_unsettled(self) -> bool:
         """Say whether amdgpu and KFD do not agree."""
@@ -127,7 +69,8 @@ class AmdBench:
         """Say in which mode the driver sees the card."""
         return read_amd_cards(Tree(self.tree.settings), [self.address])[self.address].mode
 
-    def _new_driver(self) -> AmdDriver:
+    def new_driver(self) -> AmdDriver:
+        """Make a driver that cuts on demand."""
         driver = AmdDriver()
         driver.configure(
             GpuServices(partitions=PartitionSettings(on_demand=True), leftovers=LeftoverSettings(check=False))
@@ -146,7 +89,3 @@ class AmdBench:
             self.writes.settle()
         else:
             time.sleep(0.002)
-
-
-def _owner(name: str) -> Owner:
-    return Owner(kind=OwnerKind.CLAIM, name=name, uid=f"uid-{name}")

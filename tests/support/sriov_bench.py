@@ -1,30 +1,26 @@
-"""A driver that makes virtual functions on demand, on a card that obeys, with a journal: what a
-device service does with it, without one.
-"""
+"""A driver that makes virtual functions on demand, on a card that obeys, with a journal."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from support.kernel_writes import KernelWrites
+from support.journaled_bench import JournaledBench
 from support.sriov_kernel import PHYSICAL, SriovKernel
-from topobus.devicekit.driver import DeviceDriver, HostServices, PrepareContext
+from topobus.devicekit.driver import DeviceDriver, HostServices
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.settings import FunctionRule, PartitionSettings
-from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledVerbs, JournaledWork
-from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.devicekit.verbs.journaled_verbs import Edits
+from topobus.sysfs.tree import Tree
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device
 from topobus.values.outcome import Refusal
 from topobus.values.partitions import partitioned
 from topobus.values.pools import Condition
-from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["COUNT", "SriovBench"]
 
@@ -33,7 +29,7 @@ COUNT = 4
 _IDLE_LOOK_S = 1.0
 
 
-class SriovBench:
+class SriovBench(JournaledBench[DeviceDriver]):
     """One driver's life after the other on one machine."""
 
     def __init__(
@@ -44,42 +40,21 @@ class SriovBench:
         when_idle: Literal["keep", "remove"] = "keep",
         **card: Any,
     ) -> None:
-        self.root = folder / "machine"
-        self.kernel = SriovKernel(self.root, **card)
+        self.kernel = SriovKernel(folder / "machine", **card)
         self.kernel.is_slow = True
-        self.tree = Tree(HardwareSettings(root=str(self.root)))
-        self.writes = KernelWrites(self.root)
-        self.journal = Journal(folder / "journal")
         self.rule = FunctionRule(
             where=(Condition(field="pci", equals=str(PHYSICAL)),), count=COUNT, when_idle=when_idle
         )
         self._make_driver = make_driver
         self._pid = os.getpid()
         self._idle_s = 0.0
-        self.driver = self._new_driver()
-        self.devices: dict[str, Device] = {}
         self.counter_sets: tuple[CounterSet, ...] = ()
+        super().__init__(folder, self.kernel.follow)
         self.look()
-
-    def __enter__(self) -> Self:
-        """Begin to obey."""
-        self.writes.__enter__()
-        self.kernel.follow(self.writes)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """End."""
-        self.journal.close()
-        self.writes.__exit__(kind, error, traceback)
 
     def restart(self) -> None:
         """Begin a new life: a new driver that reads the journal of the one before, and looks."""
-        self.journal.close()
-        self.journal = Journal(self.journal.folder)
-        self.journal.load()
-        self.driver = self._new_driver()
+        super().restart()
         self.look()
 
     def look(self) -> dict[str, Device]:
@@ -91,35 +66,15 @@ class SriovBench:
         self.devices = {device.name: device for device in counted}
         return self.devices
 
-    def prepare(
-        self, owner: str, *names: str, journal: Journal | None = None, config: Sequence[dict[str, Any]] = ()
-    ) -> Edits | Refusal | JournaledWork:
-        """Ask for devices."""
-        devices = [self.devices[name] for name in names]
-        context = PrepareContext(owner=_owner(owner), config=tuple(config))
-        return JournaledVerbs(journal or self.journal, self.driver, self.tree).prepare(devices, context, ())
-
-    def get(
-        self, owner: str, *names: str, journal: Journal | None = None, config: Sequence[dict[str, Any]] = ()
-    ) -> Edits | Refusal:
-        """Ask for devices, and wait for long work."""
-        answer = self.prepare(owner, *names, journal=journal, config=config)
-        return answer.run(lambda: True) if isinstance(answer, JournaledWork) else answer
-
     def unprepare(self, owner: str, *names: str, journal: Journal | None = None) -> None:
         """Give devices back, and see what came of it."""
-        devices = [self.devices[name] for name in names]
-        JournaledVerbs(journal or self.journal, self.driver, self.tree).unprepare(
-            devices, PrepareContext(owner=_owner(owner))
-        )
+        super().unprepare(owner, *names, journal=journal)
         if journal is None:
             self.writes.settle()
 
     def undo_all(self) -> None:
-        """Undo what is half done, as a start does, and release what is whole."""
-        for entry in list(self.journal.entries.values()):
-            for owner in entry.owners:
-                JournaledVerbs(self.journal, self.driver, self.tree).undo_prepare(entry.device, owner.owner)
+        """Undo what is half done, and see what came of it."""
+        super().undo_all()
         self.writes.settle()
 
     def variable(self, edits: Edits | Refusal, name: str) -> str:
@@ -127,7 +82,8 @@ class SriovBench:
         assert isinstance(edits, Mapping), edits
         return edits[name].env[f"TOPOBUS_{name.upper().replace('-', '_')}"]
 
-    def _new_driver(self) -> DeviceDriver:
+    def new_driver(self) -> DeviceDriver:
+        """Make a driver that may make these functions."""
         driver = self._make_driver()
         driver.configure(HostServices(partitions=PartitionSettings(virtual_functions=(self.rule,))))
         assert driver.on_demand_functions is not None
@@ -146,7 +102,3 @@ class SriovBench:
         self.writes.settle()
         if not self.kernel.go_on():
             self._idle_s += _IDLE_LOOK_S
-
-
-def _owner(name: str) -> Owner:
-    return Owner(kind=OwnerKind.CLAIM, name=name, uid=f"uid-{name}")
