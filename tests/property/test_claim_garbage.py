@@ -75,7 +75,7 @@ def test_objects_are_read_or_refused_whatever_they_are(drawn: ApiObject) -> None
     attempts.number_of(drawn)
     lifecycle.is_finished(lifecycle.without_protection(drawn))
     api_object = lifecycle.with_condition(drawn, is_true=False, reason="R", message="m", now="t")
-    assert lifecycle.has_condition(api_object, reason="R", message="m")
+    assert lifecycle.with_condition(api_object, is_true=False, reason="R", message="m", now="u") is api_object
     _may_refuse(lambda: ask_deletion(drawn, now="t"))
     _may_refuse(lambda: admit(drawn, uid="u", now="t"))
     for action in (

@@ -141,11 +141,10 @@ class ClassicDriverRunner:
             message = f"ResourceClass {name} names driver {driver}, and no node offers devices of class {device_class}"
         else:
             message = f"ResourceClass {name} names driver {driver}: installed are {drivers}"
-        if conditions.has_condition(stored.value, reason=reason, message=message):
-            return
         now = rfc3339(self._runtime.clock.now())
         api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now)
-        await self._store.write(key, stored.revision, api_object)
+        if api_object is not stored.value:
+            await self._store.write(key, stored.revision, api_object)
 
     async def _whenever(self, changed: asyncio.Event, queue: WorkQueue, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work after each change, and when an object is due."""

@@ -359,13 +359,12 @@ class ClassicClaimReconciler:
         self, key: ObjectKey, stored: Stored, reason: str, message: str, *, kind: str = conditions.ALLOCATED
     ) -> None:
         """Write a reason into the claim's condition, unless it is there already."""
-        if conditions.has_condition(stored.value, reason=reason, message=message, kind=kind):
-            return
-        self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
         api_object = conditions.with_condition(
             stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind
         )
-        await self._store.write(key, stored.revision, api_object)
+        if api_object is not stored.value:
+            self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
+            await self._store.write(key, stored.revision, api_object)
 
     def _is_for_this_driver(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
         """Say whether the claim belongs to this driver: by its status, its finalizer, or else its

@@ -223,14 +223,13 @@ class ClaimDeallocation:
 
     async def _wait_for_release(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> None:
         """Write into the claim's condition why it still exists."""
-        if lifecycle.has_condition(stored.value, reason=reason, message=message, kind=lifecycle.RELEASED):
-            return
-        self._log.info("claim.release-waiting", claim=stored.shown, why=message)
         now = rfc3339(self._clock.now())
         api_object = lifecycle.with_condition(
             stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED
         )
-        await self._store.write(key, stored.revision, api_object)
+        if api_object is not stored.value:
+            self._log.info("claim.release-waiting", claim=stored.shown, why=message)
+            await self._store.write(key, stored.revision, api_object)
 
 
 class ClusterDeallocation:

@@ -57,7 +57,9 @@ class ClaimConditions:
         """
         claim = stored.value
         message = "; ".join(each_reason.message for each_reason in reasons)
-        if lifecycle.has_condition(claim, reason=reason, message=message):
+        now = rfc3339(self._clock.now())
+        api_object = lifecycle.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
+        if api_object is claim:
             return stored
         self._advice_left -= advise is not None
         advice = await advise() if advise is not None and self._advice_left >= 0 else ()
@@ -65,8 +67,6 @@ class ClaimConditions:
         if reason == "Malformed":
             self._metrics.malformed.inc()
         self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
-        now = rfc3339(self._clock.now())
-        api_object = lifecycle.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
         api_object = lifecycle.with_advice(
             api_object, message="; ".join(each_reason.message for each_reason in advice), now=now
         )

@@ -197,7 +197,7 @@ class Evictor:
         api_object = lifecycle.with_condition(
             stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS
         )
-        if api_object.status != stored.value.status:
+        if api_object is not stored.value:
             await self._store.write(key, stored.revision, api_object)
 
 

@@ -61,7 +61,7 @@ class PodWrites:
         """
         message = "; ".join(each_reason.message for each_reason in reasons)
         api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
-        if api_object.status == stored.value.status:
+        if api_object is stored.value:
             return stored
         written = await self._store.write(key, stored.revision, api_object)
         if written is None:

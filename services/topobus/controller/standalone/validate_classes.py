@@ -54,7 +54,7 @@ class ClassReconciler:
         api_object = lifecycle.with_condition(
             stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID
         )
-        written = await self._store.write(key, stored.revision, api_object) if api_object != stored.value else None
+        written = await self._store.write(key, stored.revision, api_object) if api_object is not stored.value else None
         if written is None:
             return Done(stored.revision)
         get_logger().info("class.judged", device_class=key.name, reason=reason, why=message)

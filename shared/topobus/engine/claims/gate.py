@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from topobus.engine.claims.lifecycle import has_condition, with_condition
+from topobus.engine.claims.lifecycle import with_condition
 from topobus.formats.messages.messages import ApiObject
 
 __all__ = [
@@ -122,8 +122,6 @@ def with_allocated_condition(pod: ApiObject, *, is_true: bool, reason: str, mess
     The time changes only when the status does.
     """
     shown = message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
-    if has_condition(pod, is_true=is_true, reason=reason, message=shown, kind=ALLOCATED_CONDITION):
-        return pod
     # Servers before 1.34 have no generation in a pod's condition.
     return with_condition(
         pod, is_true=is_true, reason=reason, message=shown, now=now, kind=ALLOCATED_CONDITION, is_generation_told=False

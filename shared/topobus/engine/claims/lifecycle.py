@@ -45,7 +45,6 @@ __all__ = [
     "ADVICE",
     "RELEASED",
     "devices_of",
-    "has_condition",
     "is_finished",
     "owner_of",
     "placement_request",
@@ -269,7 +268,8 @@ def with_condition(
     kind: str = ALLOCATED,
     is_generation_told: bool = True,
 ) -> ApiObject:
-    """Write the claim's condition. Its time changes only when its status does.
+    """Write a condition. Its time changes only when its status does. Return the same object when it
+    has the condition already.
 
     Shapes: is_generation_told — also write the object's generation that the condition is about.
     """
@@ -287,6 +287,9 @@ def with_condition(
             observed_generation=(metadata_of(api_object).generation or None) if is_generation_told else None,
         )
     )
+    # Compared by what is written: a server may add a field, as lastProbeTime to a pod's condition.
+    if all(old.get(name) == value for name, value in made.items()):
+        return api_object
     conditions = [made if other is old else other for other in known_conditions] if old else [*known_conditions, made]
     return _replace(api_object, status={**api_object.status, "conditions": conditions})
 
@@ -304,14 +307,6 @@ def with_advice(api_object: ApiObject, *, message: str, now: str) -> ApiObject:
         if len(kept) == len(_conditions(api_object))
         else _replace(api_object, status={**api_object.status, "conditions": kept})
     )
-
-
-def has_condition(
-    api_object: ApiObject, *, reason: str, message: str, kind: str = ALLOCATED, is_true: bool = False
-) -> bool:
-    """Say whether the claim has this condition already."""
-    wanted = {"type": kind, "status": "True" if is_true else "False", "reason": reason, "message": _shorten(message)}
-    return any(all(old.get(name) == value for name, value in wanted.items()) for old in _conditions(api_object))
 
 
 def is_finished(api_object: ApiObject) -> bool:
