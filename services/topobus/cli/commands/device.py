@@ -28,7 +28,7 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, ClassFilter, NamesSyst
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.engine.drawing.letters import holders_of
 from topobus.formats.messages.catalogue import LEDGER, MAINTENANCE, OPERATE
-from topobus.formats.messages.operation_messages import ClassMaintenance, OperateReply, OperateRequest
+from topobus.formats.messages.operation_messages import ClassMaintenance, Operated, OperateReply, OperateRequest
 from topobus.values.errors import PeerUnavailable, UnderWay
 from topobus.values.ledger import Ledger
 from topobus.values.maintenance import DeviceOperation, DeviceVerb, Maintenance
@@ -232,7 +232,7 @@ async def _operate(
             next_step=f"ask again with --operation {op_id}: what is done is not done twice; `topobus doctor` "
             "reports which service is missing",
         )
-    return ExitCode.NO if any(_refusal(answer) is not None for answer in answers) else ExitCode.OK
+    return ExitCode.NO if any(isinstance(_result(answer), Refusal) for answer in answers) else ExitCode.OK
 
 
 def _check_texts(why: str, who: str) -> None:
@@ -282,8 +282,8 @@ def operator_name() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-def _refusal(answer: DeviceAnswer) -> Refusal | None:
-    return answer.reply.result if answer.reply is not None and isinstance(answer.reply.result, Refusal) else None
+def _result(answer: DeviceAnswer) -> Operated | Refusal | None:
+    return answer.reply.result if answer.reply is not None else None
 
 
 def _answers(verb: DeviceVerb, answers: Sequence[DeviceAnswer]) -> Listing:
@@ -297,13 +297,12 @@ def _answers(verb: DeviceVerb, answers: Sequence[DeviceAnswer]) -> Listing:
 
 
 def _answer_row(verb: DeviceVerb, answer: DeviceAnswer) -> Row:
-    refusal, result = _refusal(answer), answer.reply.result if answer.reply is not None else None
+    result = _result(answer)
     head = (Text(answer.device, "name"), answer.node)
     if result is None:
         return Row(cells=(*head, Text("not known", "warn"), answer.error))
-    if refusal is not None or isinstance(result, Refusal):
-        reasons = result.reasons if isinstance(result, Refusal) else ()
-        return Row(cells=(*head, Text("refused", "fail"), "; ".join(reason.message for reason in reasons)))
+    if isinstance(result, Refusal):
+        return Row(cells=(*head, Text("refused", "fail"), result.why))
     done = Text("done", "ok") if result.is_changed else Text(_UNCHANGED.get(verb, "was so before"), "faint")
     return Row(cells=(*head, done, _state(result.health.state.value, result.maintenance)))
 

@@ -114,9 +114,7 @@ async def oci(
         base, answers=answers, cdi_devices=devices, files=files, nodes=nodes, cpus=str(cpus), memory_nodes=memory
     )
     if isinstance(merged, Refusal):
-        raise ContractError(
-            f"a container runtime would refuse this: {'; '.join(reason.message for reason in merged.reasons)}"
-        )
+        raise ContractError(f"a container runtime would refuse this: {merged.why}")
     return _print(output, merged)
 
 
@@ -148,9 +146,8 @@ async def _undo(
             request = UnprepareRequest(op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=names)
             reply = await bus.ask(UNPREPARE, request, node=node, device_class=device_class)
             if reply.refusal is not None:
-                why = "; ".join(reason.message for reason in reply.refusal.reasons)
                 raise PeerUnavailable(
-                    f"the {device_class} service cannot undo: {why}",
+                    f"the {device_class} service cannot undo: {reply.refusal.why}",
                     next_step="end what uses the device, and try again",
                 )
             output.note(f"undone: {device_class} {', '.join(names)}")
@@ -453,9 +450,7 @@ async def _prepare(
     )
     reply = await bus.ask(PREPARE, request, node=node, device_class=device_class)
     if isinstance(reply.result, Refusal):
-        raise PeerUnavailable(
-            f"the {device_class} service cannot prepare: {'; '.join(reason.message for reason in reply.result.reasons)}"
-        )
+        raise PeerUnavailable(f"the {device_class} service cannot prepare: {reply.result.why}")
     if isinstance(reply.result, Accepted):
         raise PeerUnavailable(
             f"the {device_class} service is still at work: {reply.result.what}",

@@ -360,8 +360,7 @@ async def _release_each(bus: Bus, held: Iterable[tuple[str, Owner]], output: Out
         )
         if reply.refusal is not None:
             is_refused = True
-            why = "; ".join(reason.message for reason in reply.refusal.reasons)
-            output.show(Text(f"{where} does not release what {owner} holds: {why}", "fail"))
+            output.show(Text(f"{where} does not release what {owner} holds: {reply.refusal.why}", "fail"))
             continue
         parts = ", ".join(f"{len(names)} {device_class}" for device_class, names in sorted(reply.devices.items()))
         output.show(Text(f"{owner} released {parts or 'nothing'} on {where}"))

@@ -298,10 +298,7 @@ def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, 
     message = str(waits[0].get("message") or "")
     for event in reversed(events):
         # The event has the advice as well, and a long message of a condition is cut.
-        reasons = (
-            "; ".join(reason.message for reason in event.outcome.reasons) if isinstance(event.outcome, Refusal) else ""
-        )
-        if isinstance(event.outcome, Refusal) and reasons.startswith(message[:_COMPARED]):
+        if isinstance(event.outcome, Refusal) and event.outcome.why.startswith(message[:_COMPARED]):
             return *event.outcome.reasons, *event.outcome.to_free
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"reason": str(waits[0].get("reason") or "")}
     return (Reason(code="condition", message=message, facts=facts),) if message else ()

@@ -229,7 +229,7 @@ class _Round:
                 self._next(repair)
             return
         codes = {reason.code for reason in result.reasons}
-        text = _one_line("; ".join(each.message for each in result.reasons))
+        text = _one_line(result.why)
         done = repair.rule.steps[: repair.step]
         if "maintenance-changed" in codes:
             self._end(repair, RepairEnd.TAKEN_OVER, text)
