@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from support.leaf_pair import NODE, LeafPair
 from support.looks import next_look
 from topobus.bus.bus import Bus
-from topobus.bus.streams.events import Start
 from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, DISAGREEMENT, HEALTH, INVENTORY, LEDGER, MACHINE
 from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import HealthEvent
@@ -161,14 +160,3 @@ async def tell_sickness(bus: Bus, generation: int, device: str = "gpu-0") -> Non
         device_class="gpu",
         device=device,
     )
-
-
-async def first_events(bus: Bus, count: int) -> list[int]:
-    """Give the generations of the first health events that a subscriber hears."""
-    generations: list[int] = []
-    async with asyncio.timeout(LIMIT_S):
-        async for received in bus.follow(HEALTH, start=Start.ALL, node=NODE):
-            generations.append(received.value.generation)
-            if len(generations) == count:
-                break
-    return generations
