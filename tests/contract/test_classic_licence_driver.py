@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
-from typing import Any
 
 import pytest
 
+from support.classic_scenes import classic_scene
 from support.licence_driver import GROUP, LicenceDriver, LicenceServer
 from topobus.devicekit.classic.classic import ClassicContext, ClassicDriver
 from topobus.devicekit.classic.classic_registry import GROUP as ENTRY_POINTS
 from topobus.devicekit.classic.classic_registry import load_classic_drivers
-from topobus.formats.kubernetes.classic import classic
-from topobus.formats.messages.messages import ApiObject
 from topobus.testing.drivers.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
 from topobus.values.errors import ConfigError
 
-
-def _object(kind: str, name: str, spec: dict[str, Any], version: str = classic.API_VERSION) -> ApiObject:
-    return ApiObject(
-        api_version=version, kind=kind, metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"}, spec=spec
-    )
-
-
-def _claim(name: str, parameters: str = "") -> ApiObject:
-    reference = (
-        {"parametersRef": {"apiGroup": GROUP, "kind": "LicenceParameters", "name": parameters}} if parameters else {}
-    )
-    return _object("ResourceClaim", name, {"resourceClassName": "licence", **reference})
-
-
-SCENE = ClassicScene(
-    resource_class=_object("ResourceClass", "licence", {"driverName": GROUP}),
-    parameters=(
-        _object("LicenceParameters", "two", {"seats": 2}, f"{GROUP}/v1"),
-        _object("LicenceParameters", "many", {"seats": 99}, f"{GROUP}/v1"),
-    ),
-    claims=(_claim("a"), _claim("b", "two"), _claim("c")),
-    too_big=_claim("d", "many"),
-    nodes=("n1", "n2"),
+SCENE = classic_scene(
+    "licence", GROUP, kind="LicenceParameters", version=f"{GROUP}/v1", two={"seats": 2}, many={"seats": 99}
 )
 
 

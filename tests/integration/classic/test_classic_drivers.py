@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from lab.memory_nats.fates import FatedBus, Fates, Interrupted
 from support.classic_home import SETTINGS, ClassicPlace, classic_place, controller
+from support.classic_scenes import classic_scene
 from support.controllers import runtime_on
 from support.licence_driver import GROUP, SERVER, LicenceDriver
 from topobus.bus.bus import Bus
@@ -21,28 +22,11 @@ from topobus.controller.classic.builtin_driver import BuiltinDriver
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.devicekit.classic.classic import ClaimWork, ClassicDriver
 from topobus.devicekit.classic.classic_registry import GROUP as ENTRY_POINTS
-from topobus.formats.kubernetes.classic import classic
 from topobus.formats.messages import catalogue
-from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.drivers.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
-
-GPU_GROUP = "gpu.resource.topobus.dev"
-
-
-def _object(kind: str, name: str, spec: dict[str, Any], version: str = classic.API_VERSION) -> ApiObject:
-    return ApiObject(
-        api_version=version, kind=kind, metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"}, spec=spec
-    )
-
-
-def _claim(name: str, parameters: str = "") -> ApiObject:
-    reference = (
-        {"parametersRef": {"apiGroup": GPU_GROUP, "kind": "ClaimParameters", "name": parameters}} if parameters else {}
-    )
-    return _object("ResourceClaim", name, {"resourceClassName": "gpu", **reference})
 
 
 def _seen_bus(bus: Bus, state: StandaloneState) -> FatedBus:
@@ -64,15 +48,13 @@ class TestOwnDriver(ClassicDriverContract):
     @pytest.fixture
     def scene(self) -> ClassicScene:
         """Four GPUs a node."""
-        return ClassicScene(
-            resource_class=_object("ResourceClass", "gpu", {"driverName": "gpu.topobus.dev"}),
-            parameters=(
-                _object("ClaimParameters", "two", {"count": 2}, f"{GPU_GROUP}/v1alpha1"),
-                _object("ClaimParameters", "many", {"count": 9}, f"{GPU_GROUP}/v1alpha1"),
-            ),
-            claims=(_claim("a"), _claim("b", "two"), _claim("c")),
-            too_big=_claim("d", "many"),
-            nodes=("n1", "n2"),
+        return classic_scene(
+            "gpu",
+            "gpu.topobus.dev",
+            kind="ClaimParameters",
+            version="gpu.resource.topobus.dev/v1alpha1",
+            two={"count": 2},
+            many={"count": 9},
         )
 
     @pytest_asyncio.fixture
