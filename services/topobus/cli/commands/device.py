@@ -161,8 +161,7 @@ async def list_withheld(
             return [withheld_listing(withheld, ledgers)]
 
         if lister.options.watch:
-            await lister.follow(bus, [(MAINTENANCE, {}), (LEDGER, {})], collect)
-            return ExitCode.OK
+            return await lister.follow(bus, [(MAINTENANCE, {}), (LEDGER, {})], collect)
         listings = await collect()
     lister.show(
         listings,

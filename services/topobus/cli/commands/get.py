@@ -65,8 +65,7 @@ async def get(
             ]
 
         if lister.options.watch:
-            await lister.follow(bus, [(OBJECT, _parts(kind, namespace)) for kind in kinds], collect)
-            return ExitCode.OK
+            return await lister.follow(bus, [(OBJECT, _parts(kind, namespace)) for kind in kinds], collect)
         listings = await collect()
         unstored = (
             await _count_unstored_pods(bus, listings[kinds.index("Pod")], namespace)

@@ -73,8 +73,7 @@ async def health(
 
         rest = lister.without_selector()
         if lister.options.watch:
-            await rest.follow(bus, [(INVENTORY, {}), (LEDGER, {})], collect)
-            return ExitCode.OK
+            return await rest.follow(bus, [(INVENTORY, {}), (LEDGER, {})], collect)
         listings = await collect()
 
     def document(rows: Sequence[Row]) -> Any:

@@ -51,12 +51,11 @@ async def holders(
             ]
 
         if lister.options.watch:
-            await lister.follow(
+            return await lister.follow(
                 bus,
                 [(LEDGER, {"node": node} if node is not None else {}), (OBJECT, {"kind": "resourceclaim"})],
                 collect,
             )
-            return ExitCode.OK
         listings = await collect()
     lister.show(
         listings,

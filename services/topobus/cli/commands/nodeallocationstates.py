@@ -30,8 +30,7 @@ async def show_states(names: tuple[str, ...], lister: Lister, options: BusOption
             return [states_listing(await _states(bus, names))]
 
         if lister.options.watch:
-            await lister.follow(bus, [(INVENTORY, {}), (LEDGER, {})], collect)
-            return ExitCode.OK
+            return await lister.follow(bus, [(INVENTORY, {}), (LEDGER, {})], collect)
         listings = await collect()
 
     def document(rows: Sequence[Row]) -> Any:

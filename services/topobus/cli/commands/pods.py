@@ -53,8 +53,7 @@ async def pods(
         if lister.options.watch:
             # kubelet sends no notice of changes: it is asked again whenever a ledger or an
             # inventory changed.
-            await lister.follow(bus, [(LEDGER, {}), (INVENTORY, {})], collect)
-            return ExitCode.OK
+            return await lister.follow(bus, [(LEDGER, {}), (INVENTORY, {})], collect)
         replies = await _replies(bus, node, namespace)
 
     def document(rows: Sequence[Row]) -> Any:

@@ -47,8 +47,7 @@ async def list_repairs(*, listing: ListOptions = LIST_DEFAULTS, options: BusOpti
             return [repair_listing(await _read(bus))]
 
         if lister.options.watch:
-            await lister.follow(bus, [(REPAIR, {})], collect)
-            return ExitCode.OK
+            return await lister.follow(bus, [(REPAIR, {})], collect)
         state = await _read(bus)
     if is_paused(state, time.time()) and state.pause is not None:
         lister.output().note(_paused(state.pause))

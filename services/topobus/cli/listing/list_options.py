@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from topobus.bus.bus import Bus
-from topobus.cli.exits import UsageError
+from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.label_selector import LabelSelector
 from topobus.cli.options import cancel_at
 from topobus.cli.render.listing import Listing, Row
@@ -153,7 +153,7 @@ class Lister:
 
     async def follow(
         self, bus: Bus, sources: Sequence[Source], collect: Callable[[], Awaitable[Sequence[Listing]]]
-    ) -> None:
+    ) -> ExitCode:
         """Print all rows, then those that changed whenever one of the sources did, until Ctrl-C or
         SIGTERM. A row that disappears is printed as gone.
         """
@@ -184,6 +184,7 @@ class Lister:
                     changed.clear()
                     shown = self._show_changes(await collect(), shown)
                     await changed.wait()
+        return ExitCode.OK
 
     def _show_changes(
         self, listings: Sequence[Listing], shown: dict[str, tuple[Any, ...]] | None
