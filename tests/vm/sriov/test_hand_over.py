@@ -191,12 +191,13 @@ async def test_card_comes_back_under_a_spare_name_when_its_own_is_taken(nic: Nod
     """
     await nic.do("prepare", _PF)
     await nic.do("attach", _PF)
-    of_host = interfaces()
+    # With the first of its interfaces the driver may come, and dummy0 with it.
     sh("ip link add ens31 type dummy")
+    of_host = interfaces()
     await nic.do("detach", _PF)
     await nic.do("unprepare", _PF)
     assert interfaces(pod) == set()
-    (spare,) = interfaces() - of_host - {"ens31"}
+    (spare,) = interfaces() - of_host
     assert "igb" in sh(f"ethtool -i {spare}")
     sh(f"ip link del ens31; ip link set {spare} down; ip link set {spare} name ens31; ip link set ens31 up")
 
