@@ -106,10 +106,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
         metrics: CallMetrics,
         deadlines: DeadlineSettings,
         traits: ResourceTraits,
+        streams_changed: Broadcast,
     ) -> None:
         self.device_class = offer.device_class
         self.resource = offer.resource
-        self.streams_changed = Broadcast()
+        self._streams_changed = streams_changed
         self.open_streams = 0
         self.streams_seen = 0
         """How many streams were ever opened on this server."""
@@ -535,7 +536,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
     def _count_streams(self, step: int) -> None:
         self.open_streams += step
         self.streams_seen += max(step, 0)
-        self.streams_changed.announce()
+        self._streams_changed.announce()
 
 
 def _wire_list(entry: ListEntry) -> bytes:

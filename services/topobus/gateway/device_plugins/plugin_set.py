@@ -25,6 +25,7 @@ from topobus.gateway.device_plugins.vendor_plugins import VendorPlugins
 from topobus.gateway.device_plugins.withdrawn_plugin import WithdrawnPlugin, held_by_plugin
 from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
+from topobus.process.broadcast import Broadcast
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.vendor_profiles import profile_in
@@ -120,7 +121,7 @@ class DevicePlugins:
         ):
             return
         registrar = self._registrars[offer.resource] = self._registrar(
-            offer, lambda: WithdrawnPlugin(offer, self._state)
+            offer, lambda streams_changed: WithdrawnPlugin(offer, self._state, streams_changed)
         )
         self._watch.announce()
         await registrar.run()
@@ -179,7 +180,7 @@ class DevicePlugins:
         )
         return self._registrar(
             offer,
-            lambda: DevicePlugin(
+            lambda streams_changed: DevicePlugin(
                 offer,
                 state=self._state,
                 asks=self._asks,
@@ -188,10 +189,13 @@ class DevicePlugins:
                 metrics=self._metrics,
                 deadlines=settings.deadlines,
                 traits=traits,
+                streams_changed=streams_changed,
             ),
         )
 
-    def _registrar(self, offer: Offer, plugin: Callable[[], DevicePlugin | WithdrawnPlugin]) -> PluginRegistrar:
+    def _registrar(
+        self, offer: Offer, plugin: Callable[[Broadcast], DevicePlugin | WithdrawnPlugin]
+    ) -> PluginRegistrar:
         return PluginRegistrar(
             offer,
             plugin,

@@ -32,7 +32,7 @@ from topobus.gateway.device_plugins.withdrawn_plugin import WithdrawnPlugin
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
-from topobus.process.broadcast import first_of
+from topobus.process.broadcast import Broadcast
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import ConfigError
@@ -80,7 +80,7 @@ class PluginRegistrar:
     def __init__(
         self,
         offer: Offer,
-        plugin: Callable[[], DevicePlugin | WithdrawnPlugin],
+        plugin: Callable[[Broadcast], DevicePlugin | WithdrawnPlugin],
         *,
         watch: FolderWatch,
         state: NodeState,
@@ -89,8 +89,8 @@ class PluginRegistrar:
         is_awaited: Callable[[], bool],
         vendors: VendorPlugins | None,
     ) -> None:
-        """`plugin` makes the servicer for kubelet's calls on one socket. `vendors` is given where
-        the resource's name is a vendor's.
+        """`plugin` makes the servicer for kubelet's calls on one socket, which announces its
+        streams. `vendors` is given where the resource's name is a vendor's.
         """
         self.resource = offer.resource
         self.status = "waiting for kubelet"
@@ -146,7 +146,9 @@ class PluginRegistrar:
             return self.rival, self._deadlines.retry_s
         self._server_number += 1
         path = self._watch.folder / f"topobus-{self._short_name}-{self._token}-{self._server_number % 100:02d}.sock"
-        plugin = self._plugin()
+        # It announces its streams where the folder's changes are announced: to wait for one thing
+        # costs less than to wait for the first of two, and this is done each `watchdog_s`.
+        plugin = self._plugin(self._watch)
         async with serving(path, lambda server: rpc.add_DevicePluginServicer_to_server(plugin, server)):
             own, kubelet_path = identity(path), self._watch.folder / KUBELET_SOCKET
             await self._watch.until(lambda: identity(kubelet_path) is not None or identity(path) != own)
@@ -158,7 +160,7 @@ class PluginRegistrar:
                 if refusal:
                     return refusal, self._deadlines.retry_s
                 self._was_registered = True
-                seen = plugin.streams_changed.until(
+                seen = self._watch.until(
                     lambda: plugin.streams_seen != streams_before,  # noqa: B023 - awaited at once
                     self._clock.timeout(self._deadlines.first_list_s),
                 )
@@ -230,11 +232,9 @@ class PluginRegistrar:
         kubelet: tuple[int, int, int] | None,
     ) -> str:
         """Wait for whatever ends this registration."""
-        while True:
-            tickets = (self._watch.ticket(), plugin.streams_changed.ticket())
-            if not plugin.open_streams or identity(path) != own or identity(kubelet_path) not in (kubelet, None):
-                break
-            await first_of(tickets)
+        await self._watch.until(
+            lambda: not plugin.open_streams or identity(path) != own or identity(kubelet_path) not in (kubelet, None)
+        )
         if identity(kubelet_path) not in (kubelet, None):
             why = "kubelet was started again"
         elif identity(path) != own:
@@ -249,7 +249,7 @@ class PluginRegistrar:
         would be unhealthy for a moment.
         """
         limit = self._clock.timeout(_HAND_OVER_S)
-        if await plugin.streams_changed.until(lambda: not plugin.open_streams, limit):
+        if await self._watch.until(lambda: not plugin.open_streams, limit):
             get_logger().info("plugin.handed-over", resource=self.resource)
         else:
             get_logger().warning("plugin.not-taken-over", resource=self.resource, waited_s=_HAND_OVER_S)

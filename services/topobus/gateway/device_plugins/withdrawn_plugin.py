@@ -48,8 +48,8 @@ def held_by_plugin(state: NodeState, offer: Offer) -> frozenset[str]:
 class WithdrawnPlugin(rpc.DevicePluginServicer):
     """Offers nothing. It lists only unhealthy devices that pods have through this resource."""
 
-    def __init__(self, offer: Offer, state: NodeState) -> None:
-        self.streams_changed = Broadcast()
+    def __init__(self, offer: Offer, state: NodeState, streams_changed: Broadcast) -> None:
+        self._streams_changed = streams_changed
         self.open_streams = 0
         self.streams_seen = 0
         self.is_over = False
@@ -69,7 +69,7 @@ class WithdrawnPlugin(rpc.DevicePluginServicer):
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
         """Send the list at once and after every change."""
         self.open_streams, self.streams_seen = self.open_streams + 1, self.streams_seen + 1
-        self.streams_changed.announce()
+        self._streams_changed.announce()
         try:
             sent: pb.ListAndWatchResponse | None = None
             while True:
@@ -84,7 +84,7 @@ class WithdrawnPlugin(rpc.DevicePluginServicer):
                 await ticket.wait()
         finally:
             self.open_streams -= 1
-            self.streams_changed.announce()
+            self._streams_changed.announce()
 
     async def Allocate(
         self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]

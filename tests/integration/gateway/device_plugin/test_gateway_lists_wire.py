@@ -25,6 +25,7 @@ from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.process.broadcast import Broadcast
 from topobus.values.device import Device, Inventory
 from topobus.values.idset import NodeSet
 from topobus.values.ledger import Allocation, Holding, Ledger
@@ -60,6 +61,7 @@ class Served:
             metrics=CallMetrics(self.registry),
             deadlines=DeadlineSettings(),
             traits=ResourceTraits(),
+            streams_changed=Broadcast(),
         )
         self.socket = folder / "p.sock"
 
