@@ -92,6 +92,16 @@ def test_observe_is_unhealthy_when_a_known_cpu_is_offline(tmp_path: Path) -> Non
     } == {"cpu-3": [(Dimension.PRESENCE, HealthState.UNHEALTHY, "device-gone")]}
 
 
+def test_each_look_sees_which_cpus_are_online_then(tmp_path: Path) -> None:
+    """Looks at the same devices share what does not change between them; the list of CPUs may."""
+    driver = LinuxCpuDriver()
+    devices = driver.discover(EMPTY, machine()).devices
+
+    seen = [list(driver.observe(tree(tmp_path, online), devices)) for online in ("0-3", "0-2", "0-2", "0,2-3", "0-3")]
+
+    assert seen == [[], ["cpu-3"], ["cpu-3"], ["cpu-1"], []]
+
+
 def test_observe_finds_nothing_when_the_tree_does_not_list_cpus(tmp_path: Path) -> None:
     """A recording without the file is no evidence against any CPU."""
     driver = LinuxCpuDriver()

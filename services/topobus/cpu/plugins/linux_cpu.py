@@ -55,6 +55,7 @@ _UNITS: Mapping[Grouping, Callable[[Cpu], int | None]] = {
     "l3": lambda cpu: cpu.l3,
     "machine": lambda _: 0,
 }
+_Place = tuple[int | None, int | None]
 _CPU_FOLDER = "sys/devices/system/cpu"
 # The kernel counts in kHz.
 _FREQUENCIES = {"baseFrequencyMhz": "base_frequency", "maxFrequencyMhz": "cpuinfo_max_freq"}
@@ -68,9 +69,10 @@ class LinuxCpuDriver(DeviceDriver):
 
     def __init__(self) -> None:
         self._counters = CounterRises()
-        self._places: dict[int, tuple[int | None, int | None]] = {}
+        self._places: Mapping[int, _Place] = {}
         """Core and socket of each CPU, as the last `discover` found them. The device of a group has
         neither for its CPUs."""
+        self._layout: _Layout | None = None
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List one device for each online CPU, or for each group of them.
@@ -100,29 +102,26 @@ class LinuxCpuDriver(DeviceDriver):
         online = _online(tree)
         if online is None:
             return {}
-        present = {device.name: _present(device, online) for device in devices}
-        own = {device.cpu: (device.core, device.socket) for device in devices if device.cpu is not None}
-        places = {cpu: own.get(cpu) or self._places.get(cpu, (None, None)) for cpus in present.values() for cpu in cpus}
-        leaders: dict[int | None, int] = {}
-        for cpu in sorted(places):
-            leaders.setdefault(places[cpu][0], cpu)
-        cores = {cpu: cpu if core is None else leaders[core] for cpu, (core, _) in places.items()}
-        heat = throttling(tree, cores, self._counters)
-        sockets = {socket for _, socket in (*places.values(), *self._places.values()) if socket is not None}
-        by_socket = memory_errors(tree, sockets, self._counters)
-        nodes = {node for device in devices for node in device.numa_nodes or ()}
-        by_node = lost_pages(tree, nodes, self._counters)
-        seen: dict[str, tuple[Observation, ...]] = {}
+        layout = self._layout
+        if layout is None or not layout.is_of(devices, online, self._places):
+            layout = self._layout = _Layout(devices, online, self._places)
+        heat = throttling(tree, layout.cores, self._counters)
+        by_socket = memory_errors(tree, layout.sockets, self._counters)
+        by_node = lost_pages(tree, layout.nodes, self._counters)
+        seen: dict[str, Sequence[Observation]] = {
+            name: (_offline(cpu, online),) for name, cpu in layout.offline.items()
+        }
+        if not (heat or by_socket or by_node):
+            return seen
         for device in devices:
-            if device.cpu is not None and device.cpu not in online:
-                seen[device.name] = (_offline(device.cpu, online),)
+            if device.name in seen:
                 continue
-            cpus = present[device.name]
+            cpus = layout.present[device.name]
             hot = next((heat[cpu] for cpu in cpus if cpu in heat), None)
-            homes = sorted({socket for cpu in cpus if (socket := places[cpu][1]) is not None})
+            homes = sorted({socket for cpu in cpus if (socket := layout.places[cpu][1]) is not None})
             worn = next((by_socket[socket] for socket in homes if socket in by_socket), None)
             lost = next((by_node[node] for node in device.numa_nodes or () if node in by_node), None)
-            if signs := tuple(seen for seen in (hot, worn, lost) if seen is not None):
+            if signs := tuple(each for each in (hot, worn, lost) if each is not None):
                 seen[device.name] = signs
         return seen
 
@@ -203,6 +202,31 @@ class LinuxCpuDriver(DeviceDriver):
             pcie_roots=found_facts.pcie_roots(cpu.numa_node),
             attributes={key: value for key, value in facts.items() if value is not None},
         )
+
+
+class _Layout:
+    """What a look reads, and for which devices. Looks without a change between them share it."""
+
+    def __init__(self, devices: Sequence[Device], online: CpuSet, found: Mapping[int, _Place]) -> None:
+        self._devices, self._online, self._found = devices, online, found
+        self.offline = {
+            device.name: device.cpu for device in devices if device.cpu is not None and device.cpu not in online
+        }
+        self.present = {device.name: _present(device, online) for device in devices}
+        own = {device.cpu: (device.core, device.socket) for device in devices if device.cpu is not None}
+        self.places = {
+            cpu: own.get(cpu) or found.get(cpu, (None, None)) for cpus in self.present.values() for cpu in cpus
+        }
+        leaders: dict[int | None, int] = {}
+        for cpu in sorted(self.places):
+            leaders.setdefault(self.places[cpu][0], cpu)
+        self.cores = {cpu: cpu if core is None else leaders[core] for cpu, (core, _) in self.places.items()}
+        self.sockets = {socket for _, socket in (*self.places.values(), *found.values()) if socket is not None}
+        self.nodes = {node for device in devices for node in device.numa_nodes or ()}
+
+    def is_of(self, devices: Sequence[Device], online: CpuSet, found: Mapping[int, _Place]) -> bool:
+        """Return whether it was made of these."""
+        return self._devices is devices and self._found is found and self._online == online
 
 
 def _cpuset(device: Device, cpus: CpuSet, with_memory: NodeSet, homes: Mapping[int, CpuSet]) -> Cpuset | None:
