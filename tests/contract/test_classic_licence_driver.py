@@ -15,7 +15,7 @@ from topobus.testing.drivers.classic_contract import ClassicDriverContract, Clas
 from topobus.values.errors import ConfigError
 
 SCENE = classic_scene(
-    "licence", GROUP, kind="LicenceParameters", version=f"{GROUP}/v1", two={"seats": 2}, many={"seats": 99}
+    "licence", GROUP, kind="LicenceParameters", version=f"{GROUP}/v1", pair={"seats": 2}, many={"seats": 99}
 )
 
 

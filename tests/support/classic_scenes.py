@@ -12,11 +12,11 @@ __all__ = ["classic_scene"]
 
 
 def classic_scene(
-    class_name: str, driver: str, *, kind: str, version: str, two: dict[str, Any], many: dict[str, Any]
+    class_name: str, driver: str, *, kind: str, version: str, pair: dict[str, Any], many: dict[str, Any]
 ) -> ClassicScene:
     """Make a scene of two nodes that have room for its claims, and no room for one with `many`.
 
-    Shapes: kind, version — of the parameters; two, many — their specs.
+    Shapes: kind, version — of the parameters; pair, many — their specs.
     """
 
     def made(kind: str, name: str, spec: dict[str, Any], version: str = classic.API_VERSION) -> ApiObject:
@@ -30,7 +30,7 @@ def classic_scene(
 
     return ClassicScene(
         resource_class=made("ResourceClass", class_name, {"driverName": driver}),
-        parameters=(made(kind, "two", two, version), made(kind, "many", many, version)),
+        parameters=(made(kind, "two", pair, version), made(kind, "many", many, version)),
         claims=(claim("a"), claim("b", "two"), claim("c")),
         too_big=claim("d", "many"),
         nodes=("n1", "n2"),

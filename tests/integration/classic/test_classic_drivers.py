@@ -53,7 +53,7 @@ class TestOwnDriver(ClassicDriverContract):
             "gpu.topobus.dev",
             kind="ClaimParameters",
             version="gpu.resource.topobus.dev/v1alpha1",
-            two={"count": 2},
+            pair={"count": 2},
             many={"count": 9},
         )
 

@@ -163,13 +163,13 @@ def test_condition_is_not_written_again_when_the_object_has_it() -> None:
     not when it says something else, or is about an older spec.
     """
     claim = ApiObject(api_version="v1", kind="ResourceClaim", metadata={"name": "c", "generation": 1})
-    told = lifecycle.with_condition(claim, is_true=False, reason="B", message="b" * 5000, now="t1")
-    (condition,) = told.status["conditions"]
-    served = msgspec.structs.replace(told, status={"conditions": [condition | {"lastProbeTime": None}]})
-    changed = msgspec.structs.replace(told, metadata={"name": "c", "generation": 2})
+    stored = lifecycle.with_condition(claim, is_true=False, reason="B", message="b" * 5000, now="t1")
+    (condition,) = stored.status["conditions"]
+    served = msgspec.structs.replace(stored, status={"conditions": [condition | {"lastProbeTime": None}]})
+    changed = msgspec.structs.replace(stored, metadata={"name": "c", "generation": 2})
 
     again = lifecycle.with_condition(served, is_true=False, reason="B", message="b" * 5000, now="t2")
-    other = lifecycle.with_condition(told, is_true=False, reason="B", message="b", now="t2")
+    other = lifecycle.with_condition(stored, is_true=False, reason="B", message="b", now="t2")
     newer = lifecycle.with_condition(changed, is_true=False, reason="B", message="b" * 5000, now="t2")
 
     assert again is served

@@ -207,26 +207,26 @@ class LinuxCpuDriver(DeviceDriver):
 class _Layout:
     """What a look reads, and for which devices. Looks without a change between them share it."""
 
-    def __init__(self, devices: Sequence[Device], online: CpuSet, found: Mapping[int, _Place]) -> None:
-        self._devices, self._online, self._found = devices, online, found
+    def __init__(self, devices: Sequence[Device], online: CpuSet, discovered: Mapping[int, _Place]) -> None:
+        self._devices, self._online, self._discovered = devices, online, discovered
         self.offline = {
             device.name: device.cpu for device in devices if device.cpu is not None and device.cpu not in online
         }
         self.present = {device.name: _present(device, online) for device in devices}
         own = {device.cpu: (device.core, device.socket) for device in devices if device.cpu is not None}
         self.places = {
-            cpu: own.get(cpu) or found.get(cpu, (None, None)) for cpus in self.present.values() for cpu in cpus
+            cpu: own.get(cpu) or discovered.get(cpu, (None, None)) for cpus in self.present.values() for cpu in cpus
         }
         leaders: dict[int | None, int] = {}
         for cpu in sorted(self.places):
             leaders.setdefault(self.places[cpu][0], cpu)
         self.cores = {cpu: cpu if core is None else leaders[core] for cpu, (core, _) in self.places.items()}
-        self.sockets = {socket for _, socket in (*self.places.values(), *found.values()) if socket is not None}
+        self.sockets = {socket for _, socket in (*self.places.values(), *discovered.values()) if socket is not None}
         self.nodes = {node for device in devices for node in device.numa_nodes or ()}
 
-    def is_of(self, devices: Sequence[Device], online: CpuSet, found: Mapping[int, _Place]) -> bool:
+    def is_of(self, devices: Sequence[Device], online: CpuSet, discovered: Mapping[int, _Place]) -> bool:
         """Return whether it was made of these."""
-        return self._devices is devices and self._found is found and self._online == online
+        return self._devices is devices and self._discovered is discovered and self._online == online
 
 
 def _cpuset(device: Device, cpus: CpuSet, with_memory: NodeSet, homes: Mapping[int, CpuSet]) -> Cpuset | None:
