@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -174,10 +174,9 @@ async def test_fault_of_a_function_ends_as_its_rule_says(
             await notes.decided(case, "wait-healthy", since=at)
             fault.take_back()
         await notes.decided(case, case.end, since=at)
-        await nic.inventory("nic", lambda inventory: is_as_declared(inventory.device(fault.device), case))
+        await nic.inventory("nic", lambda inventory: are_as_declared(inventory, fault, case))
         if case.end is RepairEnd.REPAIRED:
             # A card and its functions come back one after the other, and each may be repaired.
-            await nic.inventory("nic", lambda inventory: all_are_well(inventory, fault.devices))
             await no_repair_is_open()
         is_there = fault.is_there is not None and fault.is_there()
     said = [note for note in notes.all[at:] if note[0] == case.name]
@@ -196,17 +195,16 @@ async def test_fault_of_a_function_ends_as_its_rule_says(
     assert (resets() - before[0], burn_ins() - before[1]) == (case.resets, tested)
 
 
-def is_as_declared(device: Device | None, case: RepairCase) -> bool:
+def are_as_declared(inventory: Inventory, fault: Fault, case: RepairCase) -> bool:
+    """Say whether the first device of a fault is there, and all that are there are as declared."""
+    here = [device for device in inventory.devices if device.name in fault.devices]
+    return inventory.device(fault.device) in here and all(is_as_declared(device, case) for device in here)
+
+
+def is_as_declared(device: Device, case: RepairCase) -> bool:
     """Say whether a device is offered, or withheld by whom it should be."""
-    if device is None:
-        return False
     withheld_by = device.maintenance.who if device.maintenance is not None else ""
     return (withheld_by, device.is_fit) == (case.withheld_by, case.end is RepairEnd.REPAIRED)
-
-
-def all_are_well(inventory: Inventory, names: Sequence[str]) -> bool:
-    """Say whether those of some devices that are offered are healthy, and withheld by nobody."""
-    return all(device.is_fit and device.maintenance is None for device in inventory.devices if device.name in names)
 
 
 async def take_over(device: str) -> None:
